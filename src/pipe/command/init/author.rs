@@ -19,6 +19,10 @@ use crate::report::{ask, say};
 
 /// Rows up to which the trainer opens the data to count tokens.
 const INSPECTED: u64 = 100_000;
+/// How often a person is asked for the columns.
+const TRIES: usize = 2;
+/// The answer that names nothing.
+const NONE: &str = "none";
 /// Characters of a line with the columns of the data.
 const WIDTH: usize = 80;
 
@@ -127,7 +131,7 @@ impl Author<'_> {
         for arch in Arch::ALL {
             say(&format!("  {:<16} {}", arch.name(), roles::describe(arch.task())));
         }
-        let guess = guess.unwrap_or(Arch::first_for(Task::Seq2Seq));
+        let guess = guess.unwrap_or_else(|_| survey.map_or(Arch::first_for(Task::Seq2Seq), roles::propose));
         let read = |text: &str| Arch::find(text).ok_or_else(|| "one of the names above".to_owned());
         Ok(self.dialog.ask("architecture", guess.name(), read)?.unwrap_or(guess))
     }
@@ -153,26 +157,32 @@ impl Author<'_> {
         let Some(survey) = survey else { return Ok(self.options.fields.clone()) };
         let found = roles::fields(survey, model.task(), &self.options.fields);
         if self.dialog == Dialog::Person && self.options.fields.is_empty() && survey.columns.len() > 1 {
-            return self.ask_fields(survey, model.task(), found);
+            let found = self.ask_fields(survey, model.task(), found)?;
+            return found.map_err(|why| other_data(train, survey, model, why));
         }
-        found.map_err(|why| Error::OtherData {
-            arch: model.arch.name(),
-            wants: roles::wants(model.task()),
-            data: train.to_owned(),
-            why,
-            columns: format!("\n{}", survey.table(WIDTH)),
-        })
+        found.map_err(|why| other_data(train, survey, model, why))
     }
 
-    /// Which column feeds which role, as a person says.
-    fn ask_fields(&self, survey: &Survey, task: Task, guess: Result<Vec<Field>, String>) -> Result<Vec<Field>, Error> {
-        let default = guess.as_deref().map(roles::shown).unwrap_or_else(|why| {
-            say(&format!("  {why}"));
-            let usual = task.roles().iter().filter(|role| ![CONVERSATION, CONTEXT].contains(role));
-            let roles = usual.map(|role| format!("{role}=COLUMN"));
-            roles.collect::<Vec<_>>().join(", ")
-        });
+    /// Which column feeds which role, as a person says; after a few answers that are wrong, what is wrong with the last.
+    fn ask_fields(
+        &self,
+        survey: &Survey,
+        task: Task,
+        guess: Result<Vec<Field>, String>,
+    ) -> Result<Result<Vec<Field>, String>, Error> {
+        let usual = task.roles().iter().filter(|role| ![CONVERSATION, CONTEXT].contains(role));
+        let roles = usual.map(|role| format!("{role}=COLUMN")).collect::<Vec<_>>().join(", ");
+        let (question, default) = match &guess {
+            Ok(found) => ("columns".to_owned(), roles::shown(found)),
+            Err(why) => {
+                say(&format!("  {why}"));
+                (format!("columns, as {roles}; none: they are called as the roles"), NONE.to_owned())
+            }
+        };
         let read = |text: &str| {
+            if text == NONE {
+                return Ok(Vec::new());
+            }
             let field = |part: &str| {
                 let (role, column) = part.split_once('=').ok_or("write them as ROLE=COLUMN, ROLE=COLUMN")?;
                 Ok((role.trim().to_owned(), column.trim().to_owned()))
@@ -180,7 +190,17 @@ impl Author<'_> {
             let given = text.split(',').map(field).collect::<Result<Vec<Field>, &str>>()?;
             roles::fields(survey, task, &given)
         };
-        Ok(self.dialog.ask("columns", &default, read)?.unwrap_or_default())
+        let mut wrong = String::new();
+        for _ in 0..TRIES {
+            let answer = self.dialog.ask(&question, &default, |text| Ok(text.to_owned()))?.unwrap_or_default();
+            match read(&answer) {
+                Ok(fields) => return Ok(Ok(fields)),
+                Err(why) => wrong = why,
+            }
+            let names: Vec<&str> = survey.columns.iter().map(|column| column.name.as_str()).collect();
+            say(&format!("  {wrong}; the columns: {}", names.join(", ")));
+        }
+        Ok(Err(wrong))
     }
 
     /// A file beside the training data with a usual name, or the answer.
@@ -252,6 +272,16 @@ impl Author<'_> {
             size => ByteSize::gigabytes_or(size).map(Some).map_err(str::to_owned),
         };
         Ok(self.dialog.ask("memory of the card it is for, such as 24g", "none", read)?.flatten())
+    }
+}
+
+fn other_data(train: &str, survey: &Survey, model: &Model, why: String) -> Error {
+    Error::OtherData {
+        arch: model.arch.name(),
+        wants: roles::wants(model.task()),
+        data: train.to_owned(),
+        why,
+        columns: format!("\n{}", survey.table(WIDTH)),
     }
 }
 

@@ -16,6 +16,20 @@ pub fn guess(survey: &Survey, given: &[Field]) -> Result<Arch, String> {
     fields(survey, task, given).map(|_| Arch::first_for(task))
 }
 
+/// The architecture to begin with where the columns leave it open: by their kinds.
+pub fn propose(survey: &Survey) -> Arch {
+    let columns = |kind: ColumnKind| survey.of_kind(kind).len();
+    let labels = survey.columns.iter().filter(|column| column.can_be_label()).count();
+    let in_order = survey.columns.iter().any(|column| column.kind == ColumnKind::Time && column.rises);
+    Arch::first_for(match task_of_columns(survey) {
+        Ok(task) => task,
+        Err(_) if columns(ColumnKind::Text) > 0 && labels > 0 => Task::Classification,
+        Err(_) if columns(ColumnKind::Text) > 0 => Task::Seq2Seq,
+        Err(_) if in_order => Task::TimeSeries,
+        Err(_) => Task::Table,
+    })
+}
+
 fn task_of_roles(survey: &Survey, given: &[Field]) -> Result<Task, String> {
     let has = |role: &str| given.iter().any(|(name, _)| name == role);
     let needs = |task: Task| fields(survey, task, given).is_ok();
@@ -546,6 +560,22 @@ mod tests {
             ),
         ] {
             assert_eq!(guess(&found, &[]), want);
+        }
+    }
+
+    #[test]
+    fn what_is_open_is_proposed_by_the_kinds_of_the_columns() {
+        let told = |row: usize| format!("a tale of {row} cities and a river");
+        for (found, want) in [
+            (rows("notiz,laenge", |row| format!("{},{}.{row}", told(row), row % 5)), "bert"),
+            (rows("a,b,c", |row| format!("{},{},{}", told(row), told(row + 3), told(row + 9))), "t5"),
+            (
+                rows("wann,a,zustand", |row| format!("2025-01-{:02},{row}.5,{}", row % 28 + 1, row % 2)),
+                "hybrid-cnn-lstm",
+            ),
+            (survey("a.jsonl", r#"{"a": 1}"#), "tabular"),
+        ] {
+            assert_eq!(propose(&found).name(), want);
         }
     }
 
