@@ -266,7 +266,7 @@ fn findings() {
         "  # found: 40 rows\n",
         "  #   text: note, 8 words on average, 95 % up to 8, longest 8\n",
         "  #   label: kind, 2 classes: x 35, y 5\n",
-        "  #   not used: nr (id)\n",
+        "  #   not used: nr (an id)\n",
         "  max_length: 32 ",
         "  class_weights: balanced ",
         "warmup: 0.1}",

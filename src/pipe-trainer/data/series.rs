@@ -113,7 +113,8 @@ impl<'a> SeriesReader<'a> {
         let fail =
             |message: String| TrainerError::Data { path: path.to_owned(), line: Some(line_of(path, header)), message };
         let names: Vec<&str> = header.iter().collect();
-        if let Some(twice) = (1..names.len()).find(|index| names[..*index].contains(&names[*index])) {
+        let is_twice = |index: &usize| !names[*index].is_empty() && names[..*index].contains(&names[*index]);
+        if let Some(twice) = (1..names.len()).find(is_twice) {
             return Err(fail(format!("two columns are called {:?}", names[twice])));
         }
         let find = |name: &str| names.iter().position(|found| *found == name);
@@ -127,7 +128,8 @@ impl<'a> SeriesReader<'a> {
             return Err(missing(name));
         }
         let others: Vec<&str> = (0..names.len())
-            .filter(|index| Some(*index) != label && Some(*index) != time)
+            // A column without a name is an index.
+            .filter(|index| Some(*index) != label && Some(*index) != time && !names[*index].is_empty())
             .map(|index| names[index])
             .collect();
         let takes_any = self.predicts && !self.features.is_empty();

@@ -19,6 +19,10 @@ const EXAMPLE: usize = 40;
 /// Classes and columns that are listed by name at most.
 const LISTED: usize = 8;
 
+/// Columns that are not used, which are listed at most, and characters of such a line.
+const UNUSED: usize = 12;
+const LINE: usize = 100;
+
 /// Usual names of the columns with words and with their tags.
 const TOKENS: [&str; 3] = ["tokens", "words", "token"];
 const TAGS: [&str; 6] = ["tags", "ner_tags", "ner", "labels", "tag", "pos_tags"];
@@ -46,14 +50,21 @@ impl Survey {
             }
             column
         };
+        let is_named = |(_, name): &(usize, &String)| !name.trim().is_empty();
+        let unnamed = table.names.iter().filter(|name| name.trim().is_empty()).count();
+        let mut notes = table.notes.clone();
+        notes.extend((unnamed > 0).then(|| match unnamed {
+            1 => "a column has no name, as the index of pandas has none: it is not used".to_owned(),
+            many => format!("{many} columns have no name: they are not used"),
+        }));
         Self {
             layout: table.layout,
-            columns: table.names.iter().enumerate().map(column).collect(),
+            columns: table.names.iter().enumerate().filter(is_named).map(column).collect(),
             rows: table.total,
             counted: table.counted,
             uneven: table.uneven,
             looked_at: table.rows.len(),
-            notes: table.notes.clone(),
+            notes,
         }
     }
 
@@ -160,16 +171,20 @@ impl Survey {
             let texts = self.columns.iter().filter(|column| column.kind == ColumnKind::Text);
             lines.extend(texts.map(|column| format!("  {}", words(column.words))));
         }
-        let is_used = |column: &&Column| fields.iter().any(|(_, name)| *name == column.name);
+        let feeds = |(role, name): &Field, column: &Column| role != IGNORED_COLUMNS && *name == column.name;
+        let is_used = |column: &&Column| fields.iter().any(|field| feeds(field, column));
         let others: Vec<&Column> = self.columns.iter().filter(|column| !is_used(column)).collect();
         let ignored = fields.iter().find(|(role, _)| role == IGNORED_COLUMNS);
         match task {
             Task::Table => {
-                let is_ignored =
-                    |name: &str| ignored.is_some_and(|(_, names)| names.split("; ").any(|one| one == name));
-                let features: Vec<_> = others.iter().filter(|column| !is_ignored(&column.name)).collect();
+                let is_unused = |column: &&&Column| {
+                    let is_named = |(_, names): &Field| names.split("; ").any(|one| one == column.name);
+                    column.kind == ColumnKind::Constant || ignored.is_some_and(is_named)
+                };
+                let features: Vec<_> = others.iter().filter(|column| !is_unused(column)).collect();
                 lines.push(format!("  features: {}", listed(&features, |column| shown(&column.name))));
-                lines.extend(ignored.map(|(_, names)| format!("  not used: {}", shown(names))));
+                let unused: Vec<&Column> = others.iter().filter(is_unused).copied().collect();
+                lines.extend(not_used(&unused));
             }
             Task::TimeSeries => {
                 lines.push(format!("  features: {}", listed(&others, |column| shown(&column.name))));
@@ -180,10 +195,7 @@ impl Survey {
                     lines.push(format!("  missing numbers, filled with the last one before: {missing}"));
                 }
             }
-            _ if !others.is_empty() && !fields.is_empty() => {
-                let other = |column: &&Column| format!("{} ({})", shown(&column.name), column.kind.name());
-                lines.push(format!("  not used: {}", listed(&others, other)));
-            }
+            _ if !fields.is_empty() => lines.extend(not_used(&others)),
             _ => {}
         }
         if self.uneven > 0 {
@@ -197,6 +209,31 @@ impl Survey {
         }
         lines
     }
+}
+
+/// Columns that are not used, each with its reason, in lines.
+fn not_used(columns: &[&Column]) -> Vec<String> {
+    let reason = |column: &Column| match column.kind {
+        ColumnKind::Id => "an id".to_owned(),
+        ColumnKind::Text => "free text".to_owned(),
+        kind @ (ColumnKind::Label | ColumnKind::Number) => format!("{}, which the model does not read", kind.name()),
+        kind => kind.name().to_owned(),
+    };
+    let mut parts: Vec<String> =
+        columns.iter().take(UNUSED).map(|column| format!("{} ({})", shown(&column.name), reason(column))).collect();
+    if columns.len() > UNUSED {
+        parts.push(format!("and {} more", columns.len() - UNUSED));
+    }
+    let mut lines: Vec<String> = Vec::new();
+    for (index, part) in parts.iter().enumerate() {
+        let part = if index + 1 < parts.len() { format!("{part},") } else { part.clone() };
+        match lines.last_mut() {
+            Some(line) if line.chars().count() + part.chars().count() < LINE => *line += &format!(" {part}"),
+            Some(_) => lines.push(format!("    {part}")),
+            None => lines.push(format!("  not used: {part}")),
+        }
+    }
+    lines
 }
 
 /// Two labels that are one but for capital letters.
@@ -270,4 +307,35 @@ fn listed<T>(items: &[T], name: impl Fn(&T) -> String) -> String {
         text += &format!(" and {} more", items.len() - LISTED);
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_column_that_is_not_used_has_a_reason() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.csv");
+        let many: String = (0..14).map(|number| format!(",code_{number}")).collect();
+        let row = |row: usize| {
+            let codes: String = (0..14).map(|number| format!(",x{number}y{row}")).collect();
+            format!("{row},{}.5,{},EUR,{}{codes}\n", row * 7 % 11, row % 5, ["red", "blue"][row % 2])
+        };
+        let rows: String = (0..40).map(row).collect();
+        std::fs::write(&path, format!(",width,height,currency,species{many}\n{rows}")).unwrap();
+        let survey = Survey::of(&DataTable::read(&path).unwrap());
+        let fields = crate::command::init::roles::fields(&survey, Task::Table, &[]).unwrap();
+        let found = survey.findings(Task::Table, &fields, None);
+        let at = found.iter().position(|line| line.starts_with("  not used: ")).unwrap();
+        assert!(found.iter().any(|line| line == "  features: width, height"), "{found:?}");
+        assert!(found[at].starts_with("  not used: currency (same in all rows), code_0 (an id),"));
+        let unused = found[at..].join("\n");
+        assert!(unused.contains("code_10 (an id), and 3 more"), "{unused}");
+        assert!(found[at..].iter().all(|line| line.chars().count() <= LINE), "{unused}");
+        assert!(found.iter().any(|line| line.contains("a column has no name")), "{found:?}");
+        let one = [("label", "species"), ("ignore", "code_0")].map(|(role, name)| (role.to_owned(), name.to_owned()));
+        let found = survey.findings(Task::Table, &one, None).join("\n");
+        assert!(found.contains("  not used: currency (same in all rows), code_0 (an id)"), "{found}");
+    }
 }
