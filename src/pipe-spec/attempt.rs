@@ -8,6 +8,9 @@ pub struct Attempt {
     pub number: u32,
     pub batch: u32,
     pub accum: u32,
+    /// Whether it trains with a batch: a step without one has none.
+    #[serde(default = "yes", skip_serializing_if = "is_yes")]
+    pub has_batch: bool,
     /// Trainer processes that shared its steps.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub ranks: u32,
@@ -39,6 +42,14 @@ pub struct Attempt {
     /// How far `log.txt` has come, while the job runs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub log: Option<LogPosition>,
+}
+
+fn yes() -> bool {
+    true
+}
+
+fn is_yes(truth: &bool) -> bool {
+    *truth
 }
 
 fn one() -> u32 {
@@ -78,6 +89,7 @@ impl Attempt {
             number,
             batch,
             accum,
+            has_batch: true,
             ranks: 1,
             outcome: None,
             cause: None,

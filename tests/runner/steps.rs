@@ -101,6 +101,11 @@ fn diamond(engine: &str) {
     assert_eq!(statuses(&folder), "first finished, left finished, right finished, end finished");
     assert_eq!(end_text(&folder), JOINED);
     assert_eq!(["first", "left", "right", "end"].map(|step| attempts(&folder, step)), [1, 2, 1, 1]);
+    // A step that is no training has no batch.
+    let (.., first) = graph(&folder).into_iter().find(|step| step.0 == "first").expect("the step");
+    folder.pipe(&["show", &first]).exits(0).prints("1        -      finished");
+    let report = folder.read(&format!("runs/{first}/report.html"));
+    assert!(!report.contains("8 &times; 1"), "a batch in the report");
     assert!(folder.containers().is_empty());
     folder.pipe(&["resume"]).exits(0).prints("has finished");
 }

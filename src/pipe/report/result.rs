@@ -143,10 +143,9 @@ fn markdown(state: &RunState) -> String {
 fn row(attempt: &Attempt) -> String {
     let why: Vec<&str> = [&attempt.reason, &attempt.action].into_iter().flatten().map(String::as_str).collect();
     format!(
-        "| {} | {} x {} | {} | {} | {} | {} | {} | {} |\n",
+        "| {} | {} | {} | {} | {} | {} | {} | {} |\n",
         attempt.number,
-        attempt.batch,
-        attempt.accum,
+        if attempt.has_batch { format!("{} x {}", attempt.batch, attempt.accum) } else { "-".to_owned() },
         attempt.outcome.map_or("running", Outcome::name),
         steps(attempt),
         losses(attempt),

@@ -156,7 +156,10 @@ pub fn attempts_table(state: &RunState) -> Table {
             .join("; then ");
         table.row(vec![
             attempt.number.to_string(),
-            format!("{} x {}{}", attempt.batch, attempt.accum, times_ranks(attempt.ranks)),
+            match attempt.has_batch {
+                true => format!("{} x {}{}", attempt.batch, attempt.accum, times_ranks(attempt.ranks)),
+                false => "-".to_owned(),
+            },
             attempt.outcome.map_or("running", Outcome::name).to_owned(),
             steps(attempt),
             losses(attempt),

@@ -4,6 +4,7 @@
 
 use std::time::{Duration, Instant};
 
+use pipe_spec::pipeline::Command;
 use pipe_spec::{Attempt, Cause, OomRecord, Outcome};
 
 use super::job_log::{JobEvents, JobLog};
@@ -33,6 +34,8 @@ impl Supervisor<'_> {
         self.metrics = self.workload().metrics_reader();
 
         let mut attempt = Attempt::new(number, settings.batch, spec.accum());
+        let command = self.template.pipeline.command();
+        attempt.has_batch = self.run.state.part_of.is_none() || command.is_none_or(Command::has_batch);
         attempt.ranks = self.template.placement.ranks;
         attempt.changes = self.changes(settings);
         attempt.began = now();

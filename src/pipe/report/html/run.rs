@@ -277,6 +277,7 @@ fn attempt_row(attempts: &[Attempt], index: usize) -> Vec<String> {
     vec![
         attempt.number.to_string(),
         match attempt.ranks {
+            _ if !attempt.has_batch => "-".to_owned(),
             1 => format!("{} &times; {}", attempt.batch, attempt.accum),
             ranks => format!("{} &times; {} &times; {ranks} ranks", attempt.batch, attempt.accum),
         },

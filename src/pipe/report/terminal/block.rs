@@ -163,10 +163,11 @@ impl Painter {
         let texts = match &view.attempt {
             None => vec![strong],
             Some(CurrentAttempt { number, of, batch, began, .. }) => {
+                let batch = if batch.is_empty() { String::new() } else { format!("   {batch}") };
                 let took = if *began > 0.0 { format!("   {}", span(now - began)) } else { String::new() };
                 vec![
-                    format!("{strong}   attempt {number} of at most {of}   {batch}{took}"),
-                    format!("{strong}   attempt {number} of {of}   {batch}{took}"),
+                    format!("{strong}   attempt {number} of at most {of}{batch}{took}"),
+                    format!("{strong}   attempt {number} of {of}{batch}{took}"),
                     format!("{strong}   attempt {number} of {of}{took}"),
                     format!("{strong}   {number} of {of}"),
                     strong,

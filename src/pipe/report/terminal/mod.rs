@@ -244,12 +244,13 @@ impl Reporter {
 
     /// With `auto` the trainer finds the batch itself. `before` is the attempt before this one.
     pub fn attempt_started(&mut self, attempt: &Attempt, of: u32, auto: bool, before: Option<&Attempt>) {
-        let batch = if auto {
-            "looking for the largest batch".to_owned()
-        } else {
-            format!("batch {} x accum {}{}", attempt.batch, attempt.accum, times_ranks(attempt.ranks))
+        let batch = match (auto, attempt.has_batch) {
+            (true, _) => "looking for the largest batch".to_owned(),
+            (false, true) => format!("batch {} x accum {}{}", attempt.batch, attempt.accum, times_ranks(attempt.ranks)),
+            (false, false) => String::new(),
         };
-        self.say(&format!("attempt {} of at most {of}: {batch}", attempt.number));
+        let with = if batch.is_empty() { String::new() } else { format!(": {batch}") };
+        self.say(&format!("attempt {} of at most {of}{with}", attempt.number));
         self.last_line = None;
         {
             let mut view = lock(&self.view);
