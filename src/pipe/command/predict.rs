@@ -94,7 +94,11 @@ fn summary(predicted: &Predicted, destination: &Destination) -> Vec<String> {
         let mut metrics: Vec<_> =
             evaluation.metrics.iter().filter(|(name, _)| !(has_macro_f1 && *name == "f1")).collect();
         metrics.sort_by_key(|(name, _)| *name != "loss");
-        let line = |(name, value): (&String, &f64)| format!("  {:<22} {}", format!("eval.{name}"), figure(*value));
+        let line = |(name, value): (&String, &f64)| {
+            // A squared error is not in the unit of the label.
+            let root = if name == "mse" { format!(" (root {})", figure(value.sqrt())) } else { String::new() };
+            format!("  {:<22} {}{root}", format!("eval.{name}"), figure(*value))
+        };
         lines.extend(metrics.into_iter().map(line));
     }
     lines

@@ -57,6 +57,7 @@ pub fn score(answer: &Answer) -> String {
     match answer.metric.as_str() {
         ACCURACY => format!("{} right", value(answer)),
         TRAINING_LOSS => format!("training loss {}", value(answer)),
+        SQUARED_ERROR => format!("root mean squared error {}", value(answer)),
         metric => format!("{} {}", Metric::title(metric), value(answer)),
     }
 }
@@ -69,6 +70,9 @@ pub fn value(answer: &Answer) -> String {
 const ACCURACY: &str = "eval.accuracy";
 const EXACT_MATCH: &str = "eval.exact_match";
 const TRAINING_LOSS: &str = "loss";
+const SQUARED_ERROR: &str = "eval.mse";
+/// Larger numbers are written with an exponent.
+const LARGEST: f64 = 1e15;
 
 /// The thing that a metric is counted over, of which there are so many.
 fn counted(metric: &str, rows: u64) -> &'static str {
@@ -76,8 +80,14 @@ fn counted(metric: &str, rows: u64) -> &'static str {
     if rows == 1 { many.strip_suffix('s').unwrap_or(many) } else { many }
 }
 
+/// A value of a metric as people read it: a squared error in the unit of the label.
+pub fn shown(metric: &str, value: f64) -> f64 {
+    if metric == SQUARED_ERROR { value.max(0.0).sqrt() } else { value }
+}
+
 /// A value of a metric to three digits; a share of rows in percent.
 pub fn number(metric: &str, value: f64) -> String {
+    let value = shown(metric, value);
     if metric == ACCURACY {
         let percent = value * 100.0;
         // Not all and not none, though it rounds to it.
@@ -85,7 +95,7 @@ pub fn number(metric: &str, value: f64) -> String {
         return format!("{percent:.digits$} %");
     }
     match value.abs() {
-        size if !(1e-4..1e6).contains(&size) && size > 0.0 => format!("{value:.1e}"),
+        size if !(1e-4..LARGEST).contains(&size) && size > 0.0 => format!("{value:.1e}"),
         size if size >= 1000.0 => format!("{}{}", if value < 0.0 { "-" } else { "" }, grouped(size.round() as u64)),
         size => {
             let digits = if size > 0.0 { (2 - size.log10().floor() as i32).clamp(0, 6) as usize } else { 0 };
@@ -118,7 +128,11 @@ mod tests {
             ),
             (
                 answer("mse", 0.0268, 500, Some(("always answering the mean", 1.0312))),
-                "mean squared error 0.0268 on 500 held-out rows; always answering the mean would be 1.03",
+                "root mean squared error 0.164 on 500 held-out rows; always answering the mean would be 1.02",
+            ),
+            (
+                answer("mse", 2.6e9, 500, Some(("always answering the mean", 7.5e12))),
+                "root mean squared error 50,990 on 500 held-out rows; always answering the mean would be 2,738,613",
             ),
             (answer("exact_match", 17.0 / 32.0, 32, None), "exact match 0.531 on 32 held-out texts"),
             (
@@ -151,7 +165,7 @@ mod tests {
             assert_eq!(number("eval.accuracy", value), want);
         }
         for (value, want) in [(1e-7, "1.0e-7"), (-2.5, "-2.5"), (100.0, "100"), (0.000_512, "0.000512")] {
-            assert_eq!(number("eval.mse", value), want);
+            assert_eq!(number("eval.my_error", value), want);
         }
     }
 

@@ -32,7 +32,7 @@ pub fn figure(value: f64) -> String {
     match value.abs() {
         _ if !value.is_finite() => "-".to_owned(),
         0.0 => "0".to_owned(),
-        size if !(1e-3..1e6).contains(&size) => format!("{value:.2e}"),
+        size if !(1e-3..1e15).contains(&size) => format!("{value:.2e}"),
         size if size >= 1000.0 => {
             let sign = if value < 0.0 { "-" } else { "" };
             format!("{sign}{}", grouped(size.round() as u64))
@@ -139,8 +139,14 @@ mod tests {
 
     #[test]
     fn figures() {
-        for (value, want) in [(0.0, "0"), (1.25, "1.2500"), (123.45, "123.5"), (54_321.0, "54,321"), (3e-4, "3.00e-4")]
-        {
+        for (value, want) in [
+            (0.0, "0"),
+            (1.25, "1.2500"),
+            (123.45, "123.5"),
+            (54_321.0, "54,321"),
+            (2.6e9, "2,600,000,000"),
+            (3e-4, "3.00e-4"),
+        ] {
             assert_eq!(figure(value), want);
         }
     }

@@ -41,11 +41,13 @@ fn hero(run: &Record) -> String {
     let mut html = format!("<div class=\"hero\"><p class=\"sentence\">{}.</p>", escape(&answer::sentence(&found)));
     if let Some(baseline) = found.baseline.as_ref().filter(|baseline| baseline.value >= 0.0 && found.value >= 0.0) {
         let less = Metric::less_is_better(&found.metric);
-        let most = if less { baseline.value.max(found.value) } else { baseline.value.max(found.value).max(1.0) };
+        let shown = |value: f64| answer::shown(&found.metric, value);
+        let larger = shown(baseline.value).max(shown(found.value));
+        let most = if less { larger } else { larger.max(1.0) };
         for (class, name, value) in
             [("own", "this model", found.value), ("other", baseline.name.as_str(), baseline.value)]
         {
-            let share = if most > 0.0 { value / most * 100.0 } else { 0.0 };
+            let share = if most > 0.0 { shown(value) / most * 100.0 } else { 0.0 };
             write!(
                 html,
                 "<div class=\"against {class}\" style=\"--share:{share:.1}%\"><span>{}</span>",
