@@ -17,6 +17,7 @@ mod csv;
 mod first_line;
 mod format;
 mod jsonl;
+mod output;
 mod parquet;
 mod pictures;
 mod preview;
@@ -33,6 +34,7 @@ pub use first_line::is_missing_number;
 pub use format::{
     Compression, Format, content_size, full_ending, guarded, inner_ending, panic_message, reader_thread, text_ending,
 };
+pub use output::write_csv;
 pub use parquet::ParquetTable;
 pub use pictures::{ListedPicture, is_picture, list_pictures, open_pictures};
 pub use preview::{DataTable, Layout, check, notes, unreadable};

@@ -54,6 +54,9 @@ errors! {
         ["{path} is {size} bytes; the limit for such a file is {limit} bytes", path = path.display()];
     NotAFile { path: PathBuf, what: &'static str } => Invalid,
         ["{path} is {what}, not a file", path = path.display()];
+    OutputFormat { path: PathBuf } => Usage,
+        ["predictions cannot be written as {path}", path = path.display()]
+        hint ["allowed: .jsonl (one JSON object per line), .csv, .tsv"];
     NotAnInput { path: PathBuf, what: &'static str } => Invalid,
         ["{path} is {what}; only files and folders can be inputs", path = path.display()];
     PruneUnconfirmed => Usage,

@@ -72,6 +72,23 @@ fn evaluation(engine: &str) {
     assert_eq!(answer.stdout.lines().count(), 40);
     let labels = |text: &str| lines(text).iter().map(|line| line["label"].clone()).collect::<Vec<_>>();
     assert_eq!(labels(&answer.stdout), labels(&folder.read("out.jsonl")));
+
+    // A warning has the path on this machine, and a table is written as one.
+    folder.write("few.csv", "text,label\nBoil the soup.,soup\nMix\nBake the cake.,pie\n");
+    let args = ["predict", id, "--data", "few.csv", "--skip-bad", "--out", "out.csv"];
+    let own = folder.path().join("few.csv").display().to_string();
+    folder
+        .pipe(&args)
+        .exits(0)
+        .says(&format!("skipped 1 row with too few or too many cells: {own} line 3\n"))
+        .says("one label does not count")
+        .says(&format!("is \"pie\" ({own} line 4)\n"));
+    let table = folder.read("out.csv");
+    let rows: Vec<&str> = table.lines().collect();
+    assert!(rows.len() == 3 && rows[0].starts_with("row,label,score,scores."), "{table}");
+    assert!(rows[1].starts_with("0,") && rows[2].starts_with("2,"), "{table}");
+    let refused = folder.pipe(&["predict", id, "--data", "few.csv", "--out", "out.xlsx"]).exits(2);
+    refused.says("predictions cannot be written as out.xlsx").says("allowed: .jsonl");
 }
 
 /// With `input` as its stdin.

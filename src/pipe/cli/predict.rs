@@ -17,7 +17,7 @@ pub struct PredictArgs {
     /// The rows to predict: a file or a folder in a format of data.train, or - for standard input (can be repeated)
     #[arg(long, required = true, value_name = "PATH")]
     data: Vec<String>,
-    /// Write the predictions to this file, one JSON object per line; default: print them
+    /// Write the predictions to this file: .csv, .tsv, or one JSON object per line; default: print them as JSON
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
     /// The column for a role, as data.fields of a pipeline: text=review (can be repeated); default: as in the run
@@ -26,7 +26,7 @@ pub struct PredictArgs {
     /// Repeat this column in the output (can be repeated); a column id is always repeated
     #[arg(long, value_name = "COLUMN")]
     keep: Vec<String>,
-    /// Skip pictures that cannot be read and rows without a text, as data.skip_bad of a pipeline
+    /// Skip pictures that cannot be read, rows without a text, and rows with too few or too many cells
     #[arg(long)]
     skip_bad: bool,
     /// Rows that are computed together; default: the batch of the run's evaluations, or 32

@@ -76,7 +76,7 @@ impl Job<'_> {
             false => Vec::new(),
         };
         let mut job = launch::start(engine, &launch, interrupts).await?;
-        let watched = watch(&mut job, reporter, interrupts).await;
+        let watched = watch(&mut job, self.rows, reporter, interrupts).await;
         job.handle.remove().await.ok();
         self.judge(watched?)
     }
@@ -215,7 +215,12 @@ struct Watched {
 }
 
 /// Shows the progress of a job. A stop request ends it at once: it has nothing to save.
-async fn watch(job: &mut StartedJob, reporter: &mut Reporter, interrupts: &mut Interrupts) -> Result<Watched, Error> {
+async fn watch(
+    job: &mut StartedJob,
+    rows: &Rows,
+    reporter: &mut Reporter,
+    interrupts: &mut Interrupts,
+) -> Result<Watched, Error> {
     let mut progress = reporter.predict_progress();
     let (mut predicted, mut tail) = (None, VecDeque::new());
     loop {
@@ -233,7 +238,9 @@ async fn watch(job: &mut StartedJob, reporter: &mut Reporter, interrupts: &mut I
             (Source::Engine | Source::Queue, _) => progress.note(&text),
             (Source::Job, Some(PredictEvent::Started { predictions })) => progress.begin(predictions),
             (Source::Job, Some(PredictEvent::Progress { predictions })) => progress.set(predictions),
-            (Source::Job, Some(PredictEvent::Warning { message })) => progress.note(&format!("warning: {message}")),
+            (Source::Job, Some(PredictEvent::Warning { message })) => {
+                progress.note(&format!("warning: {}", rows.with_host_paths(&message)));
+            }
             (Source::Job, Some(PredictEvent::Done(done))) => predicted = Some(done),
             (Source::Job, None) => {
                 tracing::debug!(target: "trainer", "{text}");

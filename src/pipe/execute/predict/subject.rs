@@ -2,8 +2,9 @@
 //!
 //! Where predictions go: a file that is there whole or not at all, or stdout.
 
+use std::ffi::OsStr;
 use std::fs::File;
-use std::io::{ErrorKind, Write};
+use std::io::{BufReader, BufWriter, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
 use pipe_spec::model_folder::CONFIG;
@@ -167,6 +168,8 @@ pub enum Destination {
     Stdout,
     /// A file that is there or not; the output is moved there.
     File(PathBuf),
+    /// The same, as a table with this character between the cells.
+    Table(PathBuf, u8),
     /// A pipe or a device; the output is copied there.
     Stream(PathBuf),
 }
@@ -178,7 +181,14 @@ impl Destination {
         match std::fs::metadata(path) {
             Ok(meta) if meta.is_dir() => Err(Error::NotAFile { path: path.to_owned(), what: "a folder" }),
             Ok(meta) if !meta.is_file() => Ok(Self::Stream(path.to_owned())),
-            _ => Ok(Self::File(path.to_owned())),
+            _ => match path.extension().map(|ending| ending.to_ascii_lowercase()).as_deref().and_then(OsStr::to_str) {
+                Some("csv") => Ok(Self::Table(path.to_owned(), b',')),
+                Some("tsv") => Ok(Self::Table(path.to_owned(), b'\t')),
+                Some("json" | "parquet" | "xlsx" | "xls" | "gz" | "zst") => {
+                    Err(Error::OutputFormat { path: path.to_owned() })
+                }
+                _ => Ok(Self::File(path.to_owned())),
+            },
         }
     }
 
@@ -195,6 +205,7 @@ impl Destination {
         };
         let (done, path) = match self {
             Self::File(path) => (std::fs::rename(output, path), path.as_path()),
+            Self::Table(path, separator) => (write_table(output, path, *separator), path.as_path()),
             Self::Stream(path) => {
                 (File::options().write(true).open(path).and_then(|to| copy(Box::new(to))), path.as_path())
             }
@@ -211,15 +222,26 @@ impl Destination {
     pub fn suffix(&self) -> String {
         match self {
             Self::Stdout => String::new(),
-            Self::File(path) | Self::Stream(path) => format!(": {}", path.display()),
+            Self::File(path) | Self::Table(path, _) | Self::Stream(path) => format!(": {}", path.display()),
         }
     }
+}
+
+/// Writes the output as a table, which has its name when it is complete.
+fn write_table(output: &Path, path: &Path, separator: u8) -> std::io::Result<()> {
+    let whole = output.with_extension("table");
+    let file = File::create_new(&whole)?;
+    pipe_data::write_csv(BufReader::new(File::open(output)?), separator, BufWriter::new(&file))?;
+    file.sync_all()?;
+    std::fs::rename(&whole, path)
 }
 
 /// A folder for the job that goes away with this process: beside the file, so that the output can be moved.
 pub fn work_folder(destination: &Destination) -> Result<TempDir, Error> {
     let parent = match destination {
-        Destination::File(path) => absolute(path).parent().unwrap_or(Path::new("/")).to_owned(),
+        Destination::File(path) | Destination::Table(path, _) => {
+            absolute(path).parent().unwrap_or(Path::new("/")).to_owned()
+        }
         Destination::Stdout | Destination::Stream(_) => absolute(&std::env::temp_dir()),
     };
     let made = tempfile::Builder::new().prefix(WORK_FOLDER).tempdir_in(&parent);
