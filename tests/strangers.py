@@ -249,6 +249,63 @@ def conll(folder):
 
 
 @kind
+def numbered_tags(folder):
+    """A number for each token, as the Hugging Face data sets have them, without names."""
+    chance = random.Random(21)
+    people, places = "Anna Peter Maria Tom Ines Omar Kim Lea".split(), "Berlin Paris Oslo Lima Rome Tokyo Cairo Vienna".split()
+    forms = ["{P} lives in {L} .", "Yesterday {P} met {P} in {L} .", "It rained all day .", "Nothing happened in {L} today ."]
+
+    def sentence():
+        pairs = [{"{P}": (chance.choice(people), 1), "{L}": (chance.choice(places), 5)}.get(word, (word, 0))
+                 for word in chance.choice(forms).split()]
+        return {"tokens": [word for word, _ in pairs], "ner_tags": [tag for _, tag in pairs]}
+
+    for name, count in (("news.jsonl", 800), ("unseen/news.jsonl", 200)):
+        write_lines(folder / name, [sentence() for _ in range(count)])
+    return Task("news.jsonl", Tokens("ner_tags"))
+
+
+@kind
+def price_list(folder):
+    """A title above the names, an index without one, words among the prices, and rows with too many cells and too few."""
+    chance = random.Random(22)
+    towns = {"Ulm": 0, "Bonn": 50000, "Kiel": 20000}
+
+    def row(number):
+        size, rooms, town = chance.randint(30, 200), chance.randint(1, 6), chance.choice(list(towns))
+        price = round(size * 3000 + rooms * 10000 + towns[town] + chance.gauss(0, 8000))
+        return [number, size, rooms, town, "EUR", price]
+
+    rows = [row(number) for number in range(500)]
+    for number in range(7, 500, 50):
+        rows[number][-1] = "on request"
+    rows[20] += ["more"]
+    rows[30] = rows[30][:2]
+    head = ["", "size", "rooms", "town", "currency", "price"]
+    with open(folder / "flats.csv", "w", newline="") as file:
+        table = csv.writer(file, delimiter=";", lineterminator="\n")
+        table.writerows([["Flats for sale 2024"], [], head, *rows])
+    write_table(folder / "unseen" / "flats.csv", [dict(zip(head, row(number))) for number in range(100)], delimiter=";")
+    return Task("flats.csv", Number("price"))
+
+
+@kind
+def sentences_without_names(folder):
+    """The first line is a row: its sentence is no name of a column."""
+    chance = random.Random(23)
+    words = {"positive": "great lovely fresh tasty warm".split(), "negative": "cold stale awful slow dull".split()}
+
+    def row():
+        label = chance.choice(list(words))
+        first, second = chance.choices(words[label], k=2)
+        return {"column1": f"The {chance.choice(['soup', 'cake', 'fish'])} was {first} and {second}", "column2": label}
+
+    (folder / "reviews.tsv").write_text("".join(f"{one['column1']}\t{one['column2']}\n" for one in (row() for _ in range(400))))
+    write_table(folder / "unseen" / "reviews.tsv", [row() for _ in range(100)], delimiter="\t")
+    return Task("reviews.tsv", Classes("column2"))
+
+
+@kind
 def score(folder):
     """A text and a number."""
     chance = random.Random(11)
@@ -481,6 +538,20 @@ class Entities:
         value = result["entity_f1"]
         spans = sum(len(row["spans"]) for row in predicted)
         return f"entity F1 {value:.3f} ({spans} entities predicted)", value > 0.8 and spans > 100
+
+
+class Tokens:
+    """Tokens whose label is right, beside the most frequent label."""
+
+    def __init__(self, column):
+        self.column = column
+
+    def judge(self, folder, task, predicted, result):
+        wanted = [str(tag) for row in unseen_rows(folder / "unseen" / task.data) for tag in row[self.column]]
+        answers = [tag for row in predicted for tag in row["tags"]]
+        right = sum(answer == tag for answer, tag in zip(answers, wanted, strict=True)) / len(wanted)
+        baseline = Counter(wanted).most_common(1)[0][1] / len(wanted)
+        return f"tokens right {right:.3f} (most frequent label {baseline:.3f})", clearly(right, baseline)
 
 
 class Perplexity:
