@@ -54,8 +54,8 @@ pub struct Data {
     /// Pad a batch to its longest row, or to `max_length` (`max_source`, `max_target`).
     #[serde(default)]
     pub pad: Pad,
-    /// Skip pictures that cannot be read and rows without a text or a label, and say which; otherwise the first one ends the
-    /// training.
+    /// Skip unreadable pictures and rows without a text or a label or with too few or too many cells, and say which; otherwise the
+    /// first ends the training.
     #[serde(default)]
     pub skip_bad: bool,
     /// How pictures with a class change at random in training, another way in each epoch: `crop` takes a random part of the picture,
