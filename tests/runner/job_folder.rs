@@ -137,7 +137,8 @@ fn holes() {
     let yaml = "version: 1\nname: job\nengine: process\ncommand: [sh, script.sh]\ncontainer: {gpus: 0}\n";
     folder.write("script.sh", script).write("job.yaml", yaml);
     let answer = folder.start(&["run", "job.yaml"]).end().exits(0);
-    let answer = answer.says("warning: skipped 4.0 TiB of zero bytes, which the job put into its output file");
+    // How many there are depends on when the program that keeps the output writes the lines between.
+    let answer = answer.says("warning: skipped ").says(" TiB of zero bytes, which the job put into its output file");
     assert_eq!(answer.stderr.matches("zero bytes").count(), 1, "{answer}");
     assert_eq!(folder.read_run("attempts/01/log.txt"), "one\ntwo\nthree\n");
 }

@@ -57,8 +57,6 @@ pub enum Piece {
 
 /// Reads on after `offset`. Holes are skipped without reading them, where the file system knows them.
 pub fn next_piece(mut file: &File, offset: u64) -> io::Result<Piece> {
-    // The size comes first: a job may add something after the hole while this looks for its end.
-    let size = file.metadata()?.len();
     file.seek(SeekFrom::Start(offset))?;
     let mut bytes = Vec::new();
     file.take(PIECE).read_to_end(&mut bytes)?;
@@ -71,7 +69,7 @@ pub fn next_piece(mut file: &File, offset: u64) -> io::Result<Piece> {
         }
         Some(hole) => {
             let read = offset + hole.end as u64;
-            let end = if hole.end == bytes.len() { next_data(file, read, size) } else { read };
+            let end = if hole.end == bytes.len() { next_data(file, read)? } else { read };
             Piece::Hole { end: end.max(read) }
         }
     })
@@ -91,13 +89,16 @@ fn find_hole(bytes: &[u8]) -> Option<Range<usize>> {
     None
 }
 
-/// Where data begins again in a hole at `offset`: at `size` if none does. A file system that does not know its holes names `offset`.
-fn next_data(file: &File, offset: u64, size: u64) -> u64 {
-    match rustix::fs::seek(file, rustix::fs::SeekFrom::Data(offset)) {
+/// Where data begins again in a hole at `offset`: at the end of the file if none does. A file system that does not know its holes names
+/// `offset`.
+fn next_data(file: &File, offset: u64) -> io::Result<u64> {
+    // After the zeros were read, so that it is the size of a file that has them; before the search, so that what is added meanwhile is found.
+    let size = file.metadata()?.len();
+    Ok(match rustix::fs::seek(file, rustix::fs::SeekFrom::Data(offset)) {
         Ok(data) => data,
         Err(rustix::io::Errno::NXIO) => size,
         Err(_) => offset,
-    }
+    })
 }
 
 /// The names of the regular files in a folder, at most `limit` of them, sorted. Links are none.
