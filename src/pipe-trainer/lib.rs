@@ -5,6 +5,7 @@
 
 pub mod bench;
 mod boundary;
+mod chat;
 mod checkpoint;
 pub mod cli;
 mod data;
@@ -48,6 +49,7 @@ pub fn run(command: &Command, console: Console) -> Result<(), TrainerError> {
         Command::Data(DataCommand::Texts(args)) => synthetic::DISHES.generate(args),
         Command::Data(DataCommand::Pictures(args)) => synthetic::cars::generate(args),
         Command::Data(DataCommand::Stories(args)) => synthetic::stories::generate(args),
+        Command::Data(DataCommand::Talks(args)) => synthetic::TALKS.generate(args),
         Command::Data(DataCommand::Series(args)) => synthetic::series::generate(args),
         Command::Data(DataCommand::Table(args)) => synthetic::table::generate(args),
     }

@@ -16,6 +16,7 @@ pub enum Purpose {
     Dishes,
     Pictures,
     Stories,
+    Talks,
     /// The words that a language model chooses.
     Text,
     Series,
@@ -37,6 +38,7 @@ impl Purpose {
             Self::Dishes => "dishes",
             Self::Pictures => "pictures",
             Self::Stories => "stories",
+            Self::Talks => "talks",
             Self::Text => "text",
             Self::Series => "series",
             Self::Split => "split",

@@ -161,6 +161,8 @@ pub enum DataCommand {
     Pictures(PicturesArgs),
     /// Short stories as plain text, for a language model
     Stories(StoriesArgs),
+    /// Conversations about cooking
+    Talks(RowsArgs),
     /// A time series in three states, as comma-separated values
     Series(SeriesArgs),
     /// A table of customers and whether they cancel, as comma-separated values

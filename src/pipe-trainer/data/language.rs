@@ -10,11 +10,12 @@ use std::sync::Arc;
 
 use pipe_data::Rows;
 use pipe_model::TaskData;
-use pipe_spec::pipeline::{Data, Paths};
+use pipe_spec::pipeline::{Data, PROMPT, Pad, Paths};
 use rayon::ThreadPool;
 use rayon::iter::{IntoParallelIterator, ParallelIterator};
 use serde_json::Value;
 
+use super::conversations;
 use super::packed::{PackedRows, RowShape};
 use super::rows::{Opener, SkippedRows, check_rows, during, no_text, open_documents, open_rows, text_of};
 use super::source::Sources;
@@ -24,10 +25,13 @@ use crate::error::TrainerError;
 use crate::tokenizer::Tokens;
 
 pub fn open(opener: &Opener<'_>, task_data: &TaskData) -> Result<Sources, TrainerError> {
-    let TaskData::Language { vocab_size, max_length } = *task_data else {
+    let TaskData::Language { vocab_size, max_length, joins_texts } = *task_data else {
         panic!("not for rows of tokens: {task_data:?}")
     };
     let data = &opener.spec.data;
+    if data.is_chat() {
+        return conversations::open(opener, vocab_size, max_length);
+    }
     let shape = RowShape {
         length: data.max_length.get().min(max_length) as usize,
         shown: opener.spec.evaluate.max_tokens.get() as usize,
@@ -43,6 +47,10 @@ pub fn open(opener: &Opener<'_>, task_data: &TaskData) -> Result<Sources, Traine
     let mut longest = [0; 2];
     let mut open = |paths: &Paths| -> Result<Arc<dyn Source>, TrainerError> {
         let (source, [ids, labels]): (Arc<dyn Source>, _) = match &tokens {
+            Some(tokens) if !ready(paths) && !joins_texts => {
+                let texts = EachText::open(&paths.0, opener, Arc::clone(tokens), shape)?;
+                (Arc::new(texts), [shape.length, shape.length + 1])
+            }
             Some(tokens) if !ready(paths) => {
                 let rows = PackedRows::open(&paths.0, data.field("text"), opener.pool, tokens, shape, data.skip_bad)?;
                 (Arc::new(rows), [shape.length, shape.length + 1])
@@ -58,14 +66,15 @@ pub fn open(opener: &Opener<'_>, task_data: &TaskData) -> Result<Sources, Traine
     };
     let train = open(&data.train)?;
     let eval = data.eval.as_ref().map(&mut open).transpose()?;
-    // Rows are never rounded up: there may be no position for more.
-    let padding = |column, with, length| Padding { column, with, length: Some(length), most: length };
+    // Rows are never rounded up beyond the longest: there may be no position for more.
+    let whole = joins_texts || data.pad == Pad::Max;
+    let padding = |column, with, length| Padding { column, with, length: whole.then_some(length), most: length };
     Ok(Sources {
         train,
         paddings: vec![
             padding("ids", 0, longest[0]),
             padding("labels", IGNORED, longest[1]),
-            padding("prompt", 0, shape.prompt()),
+            Padding { length: Some(shape.prompt()), ..padding("prompt", IGNORED, shape.prompt()) },
         ],
         // Rows of tokens say nothing in words.
         tokens: tokens.filter(|_| evaluated.is_some_and(|paths| !ready(paths))),
@@ -75,9 +84,6 @@ pub fn open(opener: &Opener<'_>, task_data: &TaskData) -> Result<Sources, Traine
         notices: Vec::new(),
     })
 }
-
-/// The role of the column with prompts.
-const PROMPT: &str = "prompt";
 
 /// Whether the rows are prompts: where a column for them is named, or the first row has one.
 pub fn has_prompts(data: &Data) -> Result<bool, TrainerError> {
@@ -97,6 +103,99 @@ pub struct TextPieces {
     empty: u64,
 }
 
+/// How texts are cut into pieces.
+#[derive(Clone, Copy)]
+pub struct Pieces {
+    /// Tokens that a piece reads at most.
+    pub longest: usize,
+    pub joins_texts: bool,
+}
+
+/// The tokens of a text as the model knows texts. Where texts were joined in training, an end token stands around each; otherwise the
+/// tokens that its tokenizer puts before a text, and an end token behind it.
+fn enclosed(tokens: &Tokens, text: &str, end: Option<u32>, joins_texts: bool) -> Result<Vec<u32>, TrainerError> {
+    if joins_texts {
+        let plain = tokens.encode_plain(text)?;
+        return Ok(end.into_iter().chain(plain).chain(end).collect());
+    }
+    let mut enclosed: Vec<u32> =
+        tokens.encode(text)?.into_iter().filter_map(|token| u32::try_from(token).ok()).collect();
+    if enclosed.last() != end.as_ref() {
+        enclosed.extend(end);
+    }
+    Ok(enclosed)
+}
+
+/// Texts to train on, each in rows of its own.
+struct EachText {
+    pieces: TextPieces,
+    tokens: Arc<Tokens>,
+    shape: RowShape,
+}
+
+impl EachText {
+    fn open(paths: &[String], opener: &Opener<'_>, tokens: Arc<Tokens>, shape: RowShape) -> Result<Self, TrainerError> {
+        let cut = Pieces { longest: shape.length, joins_texts: false };
+        let pieces = TextPieces::open(paths, &opener.spec.data, opener.pool, &tokens, cut)?;
+        if pieces.len() == 0 {
+            let message = "there is no text with two tokens or more".to_owned();
+            return Err(TrainerError::Data { path: paths.join(", ").into(), line: None, message });
+        }
+        Ok(Self { pieces, tokens, shape })
+    }
+
+    /// The tokens of a row and the one after them.
+    fn row(&self, index: usize) -> Vec<i64> {
+        let Piece { start, length, .. } = self.pieces.pieces[index];
+        numbers(&self.pieces.stream[start..=start + length])
+    }
+
+    /// Tokens of the prompt of a row.
+    fn prompt_length(&self, row: &[i64]) -> usize {
+        self.shape.prompt().min(row.len() - 1)
+    }
+}
+
+impl Source for EachText {
+    fn len(&self) -> usize {
+        self.pieces.len()
+    }
+
+    fn sample(&self, index: usize) -> Result<Option<Sample>, TrainerError> {
+        let row = self.row(index);
+        let (ids, targets) = (row[..row.len() - 1].to_vec(), row.len() as u64 - 1);
+        Ok(Some(Sample { columns: vec![("ids", Column::Tokens(ids)), ("labels", Column::PerToken(row))], targets }))
+    }
+
+    fn rows(&self, index: usize) -> [usize; 2] {
+        self.pieces.rows(index)
+    }
+
+    fn longest(&self) -> Vec<usize> {
+        let mut longest: Vec<usize> = (0..self.len()).collect();
+        longest.sort_by_key(|index| std::cmp::Reverse(self.pieces.pieces[*index].length));
+        longest.truncate(super::source::ROWS_PER_COLUMN);
+        longest
+    }
+
+    fn prompt(&self, index: usize) -> Result<Option<Sample>, TrainerError> {
+        let row = self.row(index);
+        let prompt = row[..self.prompt_length(&row)].to_vec();
+        Ok(Some(Sample { columns: vec![("prompt", Column::Tokens(prompt))], targets: 0 }))
+    }
+
+    /// The prompt, and what follows it.
+    fn reference_texts(&self, index: usize) -> Result<(String, String), TrainerError> {
+        let row = self.row(index);
+        let (prompt, rest) = row.split_at(self.prompt_length(&row));
+        Ok((self.tokens.decode(prompt)?, self.tokens.decode(&rest[..rest.len().min(self.shape.shown)])?))
+    }
+
+    fn skipped(&self) -> u64 {
+        self.pieces.skipped()
+    }
+}
+
 /// Reads `length` tokens of the stream from `start` on, and predicts the ones after them.
 struct Piece {
     row: usize,
@@ -106,29 +205,38 @@ struct Piece {
 
 impl TextPieces {
     /// In pieces of at most `longest` tokens.
-    pub fn open(data: &Data, pool: &ThreadPool, tokens: &Tokens, longest: usize) -> Result<Self, TrainerError> {
+    pub fn open(
+        paths: &[String],
+        data: &Data,
+        pool: &ThreadPool,
+        tokens: &Tokens,
+        Pieces { longest, joins_texts }: Pieces,
+    ) -> Result<Self, TrainerError> {
         let end = tokens.end_token();
         let mut opened = Self { stream: Vec::new(), pieces: Vec::new(), empty: 0 };
         let mut row = 0;
-        for path in &data.train.0 {
+        for path in paths {
             let documents = open_documents(path, data.field("text"))?;
             let read = |index| {
-                let encode = || tokens.encode_plain(&text_of(&documents, index, data.skip_bad)?);
+                let encode = || {
+                    let text = text_of(&documents, index, data.skip_bad)?;
+                    enclosed(tokens, &text, end, joins_texts)
+                };
                 during(documents.place(index), encode)
             };
             let texts: Vec<Result<Vec<u32>, TrainerError>> =
                 pool.install(|| (0..documents.len()).into_par_iter().map(read).collect());
             for text in texts {
-                opened.add(row, &text?, end, longest);
+                opened.add(row, &text?, longest);
                 row += 1;
             }
         }
         Ok(opened)
     }
 
-    fn add(&mut self, row: usize, text: &[u32], end: Option<u32>, longest: usize) {
+    fn add(&mut self, row: usize, text: &[u32], longest: usize) {
         let first = self.stream.len();
-        self.stream.extend(end.iter().chain(text).chain(&end));
+        self.stream.extend(text);
         let predicted = (self.stream.len() - first).saturating_sub(1);
         self.empty += u64::from(predicted == 0);
         for start in (0..predicted).step_by(longest) {
@@ -231,7 +339,10 @@ mod language_texts_tests {
 
     fn pieces(texts: &[&[u32]], end: Option<u32>, longest: usize) -> (Vec<Found>, u64) {
         let mut all = TextPieces { stream: Vec::new(), pieces: Vec::new(), empty: 0 };
-        texts.iter().enumerate().for_each(|(row, text)| all.add(row, text, end, longest));
+        for (row, text) in texts.iter().enumerate() {
+            let text: Vec<u32> = end.into_iter().chain(text.iter().copied()).chain(end).collect();
+            all.add(row, &text, longest);
+        }
         let piece = |index: usize| {
             let sample = all.sample(index).unwrap().unwrap();
             let [(_, Column::Tokens(ids)), (_, Column::Tokens(next))] = &sample.columns[..] else { panic!() };

@@ -2,6 +2,7 @@
 
 mod classification;
 mod contrastive;
+mod conversations;
 mod features;
 mod labelling;
 mod language;
@@ -23,8 +24,11 @@ mod time_series;
 mod token_labels;
 mod words;
 
-pub use language::{Prompts, TextPieces, has_prompts};
-pub use part::{ALIGNED_COLUMNS, Column, IGNORED, LOSS_WEIGHTS, Padding, Part, PartShape, Sample, sort_longest_first};
+pub use conversations::open_questions;
+pub use language::{Pieces, Prompts, TextPieces, has_prompts};
+pub use part::{
+    ALIGNED_COLUMNS, Column, IGNORED, LOSS_WEIGHTS, Padding, Part, PartShape, Sample, next_tokens, sort_longest_first,
+};
 pub use preprocessor::Preprocessor;
 pub use rows::KeptColumns;
 pub use source::{Loaded, Loader, Reader, SampleOrder, Source, Sources, workers};

@@ -141,7 +141,7 @@ mod tests {
         fn new(name: &str) -> Self {
             let folder = std::env::temp_dir().join(format!("pipe-packed-{name}-{}", std::process::id()));
             std::fs::create_dir_all(&folder).unwrap();
-            std::fs::write(folder.join("tokenizer.json"), (crate::synthetic::RECIPES.tokenizer)()).unwrap();
+            std::fs::write(folder.join("tokenizer.json"), crate::synthetic::RECIPES.tokenizer()).unwrap();
             std::fs::write(folder.join("a.txt"), TEXT).unwrap();
             Self(folder)
         }

@@ -65,6 +65,19 @@ impl Part {
     }
 }
 
+/// The label that each of `length` positions predicts: the one after its own. Labels are the tokens of the row, and may be one
+/// more than its ids; where there is none after the last position, it is ignored.
+pub fn next_tokens(labels: &Tensor, length: i64) -> Result<Tensor, TchError> {
+    let (batch, count) = labels.size2()?;
+    let known = (count - 1).min(length);
+    let next = labels.f_narrow(1, 1, known)?;
+    if known == length {
+        return Ok(next);
+    }
+    let nothing = Tensor::f_full([batch, length - known], IGNORED, (Kind::Int64, labels.device()))?;
+    Tensor::f_cat(&[next, nothing], 1)
+}
+
 /// How a column of tokens is padded.
 #[derive(Clone, Copy, Debug)]
 pub struct Padding {
@@ -293,6 +306,16 @@ impl Sample {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_position_predicts_the_next_token() {
+        let labels = Tensor::from_slice(&[5i64, 6, 7, 8]).unsqueeze(0);
+        let cases: [(i64, &[i64]); 3] = [(3, &[6, 7, 8]), (4, &[6, 7, 8, IGNORED]), (2, &[6, 7])];
+        for (length, want) in cases {
+            let got = next_tokens(&labels, length).unwrap().reshape([-1]);
+            assert_eq!(Vec::<i64>::try_from(got).unwrap(), want);
+        }
+    }
 
     fn sample(source: &[i64], label: i64) -> Sample {
         let mask = vec![1; source.len()];

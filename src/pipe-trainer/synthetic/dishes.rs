@@ -7,7 +7,7 @@ use serde_json::{Map, json};
 use super::rows::{SyntheticRows, added_tokens};
 use crate::random::{Purpose, Random};
 
-pub const DISHES: SyntheticRows = SyntheticRows { purpose: Purpose::Dishes, row, tokenizer };
+pub const DISHES: SyntheticRows = SyntheticRows { purpose: Purpose::Dishes, row, tokenizer: Some(tokenizer) };
 
 #[derive(Debug, PartialEq, Eq, Serialize)]
 struct Dish {

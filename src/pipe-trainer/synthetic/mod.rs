@@ -7,6 +7,8 @@ mod rows;
 pub mod series;
 pub mod stories;
 pub mod table;
+mod talks;
 
 pub use dishes::DISHES;
 pub use recipes::RECIPES;
+pub use talks::TALKS;

@@ -12,7 +12,7 @@ struct Recipe {
     directions: String,
 }
 
-pub const RECIPES: SyntheticRows = SyntheticRows { purpose: Purpose::Recipes, row, tokenizer };
+pub const RECIPES: SyntheticRows = SyntheticRows { purpose: Purpose::Recipes, row, tokenizer: Some(tokenizer) };
 
 fn row(random: &mut Random) -> String {
     serde_json::to_string(&recipe(random)).expect("a recipe is plain text")

@@ -17,8 +17,8 @@ pub struct SyntheticRows {
     pub purpose: Purpose,
     /// One row, as JSON.
     pub row: fn(&mut Random) -> String,
-    /// `tokenizer.json`
-    pub tokenizer: fn() -> String,
+    /// `tokenizer.json`, for rows that have one of their own.
+    pub tokenizer: Option<fn() -> String>,
 }
 
 impl SyntheticRows {
@@ -44,14 +44,20 @@ impl SyntheticRows {
         let files = [
             ("train.jsonl", self.lines(args.seed, Split::Train, args.rows)),
             ("eval.jsonl", self.lines(args.seed, Split::Eval, eval_rows)),
-            ("tokenizer.json", (self.tokenizer)()),
         ];
+        let tokenizer = self.tokenizer.map(|tokenizer| ("tokenizer.json", tokenizer()));
         fs::create_dir_all(folder).map_err(|source| TrainerError::Io { path: folder.to_owned(), source })?;
-        for (name, text) in files {
+        for (name, text) in files.into_iter().chain(tokenizer) {
             let path = folder.join(name);
             durable::write_whole(&path, text.as_bytes()).map_err(|source| TrainerError::Io { path, source })?;
         }
         Ok(())
+    }
+
+    /// Its own `tokenizer.json`; empty where it has none.
+    #[cfg(test)]
+    pub fn tokenizer(&self) -> String {
+        self.tokenizer.map(|tokenizer| tokenizer()).unwrap_or_default()
     }
 
     pub fn lines(&self, seed: u64, split: Split, rows: u64) -> String {

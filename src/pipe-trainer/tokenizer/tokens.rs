@@ -13,6 +13,7 @@ use serde_json::Value;
 use tokenizers::{Encoding, PreTokenizerWrapper, Tokenizer, TruncationParams};
 
 use super::file;
+use crate::chat::{self, ChatError, Encoded, Rendered};
 use crate::error::TrainerError;
 
 /// End tokens of GPT-2, T5 and the like, Llama 3, Gemma, BERT.
@@ -174,6 +175,12 @@ impl Tokens {
     pub fn encode_pair(&self, first: &str, second: &str) -> Result<(Vec<i64>, Vec<i64>), TrainerError> {
         let encoding: Encoding = self.guarded(|| self.tokenizer.encode_fast((first, second), true))?;
         Ok((numbers(encoding.get_ids()), numbers(encoding.get_type_ids())))
+    }
+
+    /// The tokens of a conversation that a chat template has written, special tokens included, and which of them count.
+    pub fn encode_chat(&self, rendered: &Rendered, max_length: usize) -> Result<Encoded, ChatError> {
+        let encoded = file::guarded(|| Ok(chat::encode(&self.tokenizer, rendered, max_length)));
+        encoded.unwrap_or_else(|message| Err(ChatError::Tokenizer { message }))
     }
 
     /// Without the special tokens.

@@ -1,0 +1,140 @@
+//! One conversation rendered with a template, whole or up to a message.
+
+use std::collections::BTreeMap;
+use std::io::{self, Write};
+
+use minijinja::Value;
+use serde_json::{Map, Value as Json};
+
+use super::error::ChatError;
+use super::marks::{self, Marks};
+use super::messages::Conversation;
+use super::template::{ChatTemplate, Rendered};
+
+/// Bytes of a conversation at most.
+const LONGEST_TEXT: usize = 32 << 20;
+
+/// The names of a message's reasoning. Templates read the first, gpt-oss's the second.
+const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
+
+impl ChatTemplate {
+    /// The whole conversation, with `spoken` as the template marks it.
+    pub fn render(&self, conversation: &Conversation, add_generation_prompt: bool) -> Result<Rendered, ChatError> {
+        Prepared::new(self, conversation)?.render(conversation.messages.len(), add_generation_prompt)
+    }
+}
+
+/// A conversation in the template's own values.
+#[derive(Clone)]
+pub(super) struct Prepared<'a> {
+    template: &'a ChatTemplate,
+    conversation: &'a Conversation,
+    messages: Vec<Value>,
+    tools: Value,
+    marks: Marks,
+}
+
+impl<'a> Prepared<'a> {
+    pub fn new(template: &'a ChatTemplate, conversation: &'a Conversation) -> Result<Self, ChatError> {
+        let mut used = template.used().clone();
+        let texts = conversation.messages.iter().chain(&conversation.tools);
+        texts.for_each(|value| marks::collect_used_in(value, &mut used));
+        let all_used = "the conversation has every private-use character; remove some";
+        let marks = Marks::free(&used).ok_or_else(|| template.broken(all_used))?;
+        let messages = conversation.messages.iter().map(|message| Value::from_serialize(normalize(message))).collect();
+        Ok(Self { template, conversation, messages, tools: Value::from_serialize(&conversation.tools), marks })
+    }
+
+    /// The first `count` messages.
+    pub fn render(&self, count: usize, add_generation_prompt: bool) -> Result<Rendered, ChatError> {
+        let Self { template, marks, .. } = self;
+        let variables = BTreeMap::from([
+            ("messages".to_owned(), Value::from(self.messages[..count].to_vec())),
+            ("tools".to_owned(), self.tools.clone()),
+            ("documents".to_owned(), Value::from(())),
+            ("add_generation_prompt".to_owned(), Value::from(add_generation_prompt)),
+            (marks::VARIABLE.to_owned(), marks.variable()),
+        ]);
+        let mut output = Bounded::default();
+        let result = template.run(variables, &mut output);
+        if output.is_full {
+            return Err(ChatError::TooLong { template: template.name().to_owned(), limit: LONGEST_TEXT });
+        }
+        result?;
+        let text = String::from_utf8(output.bytes).map_err(|_| template.broken("its text is not UTF-8"))?;
+        if !template.has_marks() {
+            return Ok(Rendered { text, ..Rendered::default() });
+        }
+        let apart = "it takes the text of {% generation %} apart";
+        let (text, spoken) = marks.take_out(&text).ok_or_else(|| template.broken(apart))?;
+        Ok(Rendered { text, spoken, is_marked: true })
+    }
+
+    pub fn template(&self) -> &ChatTemplate {
+        self.template
+    }
+
+    pub fn len(&self) -> usize {
+        self.messages.len()
+    }
+
+    /// The text of the message `at`; empty where it has none.
+    pub fn content(&self, at: usize) -> &str {
+        self.conversation.messages[at]["content"].as_str().unwrap_or_default()
+    }
+
+    /// The same with a mark behind the text of the message `at`, without its blanks, and one before it where `both`. Nothing
+    /// for a message without text.
+    pub fn with_marks_around(&self, at: usize, both: bool) -> Option<Self> {
+        let content = self.content(at);
+        let text = content.trim();
+        if text.is_empty() {
+            return None;
+        }
+        let (before, behind) = content.split_once(text)?;
+        let mut message = normalize(&self.conversation.messages[at]);
+        message["content"] = Json::String(format!("{before}{}{behind}", self.marks.around(text, both)));
+        let mut marked = self.clone();
+        marked.messages[at] = Value::from_serialize(message);
+        Some(marked)
+    }
+
+    /// A text before, between and behind the marks.
+    pub fn split(&self, text: &str) -> Option<[String; 3]> {
+        self.marks.split(text)
+    }
+}
+
+/// As transformers gives a message to a template: without keys that are null, and its reasoning by both names.
+fn normalize(message: &Json) -> Json {
+    let Json::Object(keys) = message else { return message.clone() };
+    let mut keys: Map<String, Json> =
+        keys.iter().filter(|(_, value)| !value.is_null()).map(|(key, value)| (key.clone(), value.clone())).collect();
+    if let Some(reasoning) = REASONING.iter().find_map(|name| keys.get(*name)).cloned() {
+        keys.entry("thinking").or_insert_with(|| reasoning.clone());
+        keys.insert("reasoning_content".to_owned(), reasoning);
+    }
+    Json::Object(keys)
+}
+
+/// Output of at most `LONGEST_TEXT` bytes.
+#[derive(Default)]
+struct Bounded {
+    bytes: Vec<u8>,
+    is_full: bool,
+}
+
+impl Write for Bounded {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.bytes.len() + bytes.len() > LONGEST_TEXT {
+            self.is_full = true;
+            return Err(io::Error::other("the text is too long"));
+        }
+        self.bytes.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
