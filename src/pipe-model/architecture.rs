@@ -22,6 +22,8 @@ pub struct Architecture {
     pub in_transformers: bool,
     /// Keys of config.json that `generation_config.json` repeats. Empty: the export has no such file.
     pub generation_keys: &'static [&'static str],
+    /// The names of the layers that can have an adapter. Empty: the model cannot have any.
+    pub adapts: &'static [&'static str],
 }
 
 /// The config of a model, read and checked.

@@ -76,6 +76,7 @@ pub const ARCHITECTURE: Architecture = Architecture {
     })),
     in_transformers: false,
     generation_keys: &[],
+    adapts: &[],
 };
 
 impl ModelConfig for BagOfWordsConfig {

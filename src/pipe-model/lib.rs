@@ -1,6 +1,7 @@
 //! The models as numbers: their configs, the parameters that follow from them, and what a training of them holds. Knows
 //! no tensors, so that a plan needs no libtorch.
 
+pub mod adapter;
 mod architecture;
 pub mod bag_of_words;
 pub mod bert;
@@ -9,6 +10,7 @@ mod config_keys;
 pub mod deberta;
 mod estimate;
 pub mod hybrid_cnn_lstm;
+pub mod llama;
 pub mod memory;
 pub mod mu_sota;
 mod parameter;

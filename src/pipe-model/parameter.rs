@@ -12,12 +12,14 @@ pub struct Parameter {
     pub may_be_missing: bool,
     /// Whether it is trained; state such as the running mean of a batch norm is not.
     pub trained: bool,
+    /// Whether it is a weight that stays as it is, because an adapter is trained in its place.
+    pub frozen: bool,
 }
 
 impl Parameter {
     pub fn new(name: impl Into<String>, shape: &[i64], init: Init) -> Self {
         let (name, shape) = (name.into(), shape.to_vec());
-        Self { name, shape, init, aliases: Vec::new(), may_be_missing: false, trained: true }
+        Self { name, shape, init, aliases: Vec::new(), may_be_missing: false, trained: true, frozen: false }
     }
 
     /// How many numbers it has.

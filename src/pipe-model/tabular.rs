@@ -87,6 +87,7 @@ pub const ARCHITECTURE: Architecture = Architecture {
     tokenization: None,
     in_transformers: false,
     generation_keys: &[],
+    adapts: &[],
 };
 
 impl ModelConfig for TabularConfig {

@@ -51,6 +51,8 @@ pub enum TaskData {
         vocab_size: u64,
         /// Tokens of a row at most.
         max_length: u32,
+        /// Whether texts follow one another in rows of full length. Otherwise each has rows of its own.
+        joins_texts: bool,
     },
     /// The words of a text, and a label for each.
     TokenLabels {

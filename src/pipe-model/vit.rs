@@ -102,6 +102,7 @@ pub const ARCHITECTURE: Architecture = Architecture {
     tokenization: None,
     in_transformers: true,
     generation_keys: &[],
+    adapts: &[],
 };
 
 impl ModelConfig for VitConfig {

@@ -42,6 +42,13 @@ pub fn find_tokenizer(folder: &Path, arch: Arch) -> Option<&'static [&'static st
 /// Files that belong to a tokenizer wherever they lie beside it.
 pub const TOKENIZER_SETTINGS: [&str; 3] = ["tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"];
 
+/// How conversations become texts.
+pub const CHAT_TEMPLATE: &str = "chat_template.jinja";
+
+/// An adapter as PEFT writes it: its settings, and its weights.
+pub const ADAPTER_CONFIG: &str = "adapter_config.json";
+pub const ADAPTER_WEIGHTS: &str = "adapter_model.safetensors";
+
 /// How a model that writes texts does so.
 pub const GENERATION_CONFIG: &str = "generation_config.json";
 
@@ -52,8 +59,8 @@ pub const MODEL_CARD: &str = "README.md";
 pub const PREPROCESSOR: &str = "preprocessor_config.json";
 
 /// Files that are read where a model has them.
-pub const OPTIONAL: [&str; 4] =
-    ["tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "preprocessor_config.json"];
+pub const OPTIONAL: [&str; 5] =
+    ["tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", CHAT_TEMPLATE, PREPROCESSOR];
 
 #[cfg(test)]
 mod tests {

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use crate::pipeline::{Data, Evaluate, Memory, Model, Save, Train};
+use crate::pipeline::{Adapter, Data, Evaluate, Memory, Model, Save, Train};
 
 /// Paths are as the trainer sees them: inside the container, or on the host under the `process` engine.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -29,6 +29,11 @@ pub struct TrainerSpec {
     /// Threads for computation; absent leaves it to libtorch.
     pub threads: Option<u32>,
     pub model: Model,
+    /// The name of the model that an adapter is trained for, as the pipeline has it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub base_model: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub adapter: Option<Adapter>,
     /// Absent where nothing is read as text.
     #[serde(default)]
     pub tokenizer: Option<PathBuf>,

@@ -41,7 +41,7 @@ pub fn generate(args: &GenerateArgs) -> Result<(), TrainerError> {
             let answer = generator.generate(&part, &limits)?.concat();
             tokens.decode(&answer)?
         }
-        TaskData::Language { vocab_size, max_length } => {
+        TaskData::Language { vocab_size, max_length, .. } => {
             let tokens = tokens.check_vocabulary(vocab_size)?;
             let prompt = beginning(&tokens, args, max_length)?;
             let rest = generator.generate(&Part::default().with("prompt", row(&prompt)?), &limits)?.concat();

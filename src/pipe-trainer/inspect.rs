@@ -30,7 +30,7 @@ const CHUNK: usize = 1024;
 pub fn inspect(spec_file: &Path) -> Result<(), TrainerError> {
     let spec = spec::read(spec_file)?;
     let pool = data::workers(spec.data.workers.get())?;
-    let definition = Definition::from_spec(&spec.model)?;
+    let definition = Definition::from_spec(&spec.model)?.with_adapter(spec.adapter.as_ref())?;
     let task_data = definition.task_data()?;
     let sources = data::open(&spec, &task_data, &pool)?;
     let definition = definition.with_labels(sources.labels.as_ref()).with_keys(sources.train.config_keys());
@@ -127,8 +127,8 @@ impl Counter<'_> {
         for row in (0..rows).filter(|_| has_classes) {
             reader.source.class_of(row)?.into_iter().for_each(|class| count(&mut split, class));
         }
-        // Every row of a language model is cut out of the text to the same length.
-        if !matches!(self.task_data, TaskData::Language { .. }) {
+        // Rows that are cut out of joined texts are all of one length.
+        if !matches!(self.task_data, TaskData::Language { joins_texts: true, .. }) {
             split.lengths = lengths.into_iter().map(|(column, lengths)| self.lengths(column, lengths)).collect();
         }
         Ok(split)
@@ -144,10 +144,10 @@ impl Counter<'_> {
                 ("text", max_length.get().min(*most))
             }
             TaskData::TokenLabels { max_length: most, .. } => ("tokens", max_length.get().min(*most)),
-            TaskData::TimeSeries { .. }
-            | TaskData::Language { .. }
-            | TaskData::Table { .. }
-            | TaskData::PictureClasses { .. } => ("text", max_length.get()),
+            TaskData::Language { max_length: most, .. } => ("text", max_length.get().min(*most)),
+            TaskData::TimeSeries { .. } | TaskData::Table { .. } | TaskData::PictureClasses { .. } => {
+                ("text", max_length.get())
+            }
         };
         let longest = lengths.last().copied().unwrap_or(0);
         let at_limit = lengths.iter().rev().take_while(|length| **length >= limit as usize).count();

@@ -178,6 +178,7 @@ pub const BERT: Architecture = Architecture {
     }),
     in_transformers: true,
     generation_keys: &[],
+    adapts: &[],
 };
 
 pub const ROBERTA: Architecture = Architecture {

@@ -269,6 +269,7 @@ pub const ARCHITECTURE: Architecture = Architecture {
     }),
     in_transformers: true,
     generation_keys: &[],
+    adapts: &[],
 };
 
 fn config(sizes: &StarterSizes) -> Map<String, Value> {

@@ -257,6 +257,7 @@ pub const ARCHITECTURE: Architecture = Architecture {
     }),
     in_transformers: true,
     generation_keys: &[],
+    adapts: &[],
 };
 
 impl ModelConfig for DebertaConfig {

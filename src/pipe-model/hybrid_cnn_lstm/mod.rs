@@ -169,6 +169,7 @@ pub const ARCHITECTURE: Architecture = Architecture {
     tokenization: None,
     in_transformers: false,
     generation_keys: &[],
+    adapts: &[],
 };
 
 fn config(StarterSizes { model, features, window, classes, .. }: &StarterSizes) -> Map<String, Value> {

@@ -39,7 +39,8 @@ impl Lengths {
             TaskData::Classification { max_length, .. }
             | TaskData::Contrastive { max_length, .. }
             | TaskData::TokenLabels { max_length, .. } => one(padded(at_most(*max_length))),
-            TaskData::Language { max_length, .. } => one(at_most(*max_length).get()),
+            TaskData::Language { max_length, joins_texts: true, .. } => one(at_most(*max_length).get()),
+            TaskData::Language { max_length, joins_texts: false, .. } => one(padded(at_most(*max_length))),
             // A picture has no tokens.
             TaskData::PictureClasses { .. } => Self::default(),
             TaskData::TimeSeries { sequence_length, .. } => one(u32::try_from(*sequence_length).unwrap_or(u32::MAX)),

@@ -118,6 +118,7 @@ pub const ARCHITECTURE: Architecture = Architecture {
     })),
     in_transformers: false,
     generation_keys: &[],
+    adapts: &[],
 };
 
 fn config(StarterSizes { model, vocabulary, length, .. }: &StarterSizes) -> Map<String, Value> {
@@ -138,7 +139,11 @@ impl ModelConfig for MuSotaConfig {
     }
 
     fn task_data(&self, _: Option<Labels>) -> TaskData {
-        TaskData::Language { vocab_size: self.vocab_size as u64, max_length: self.max_seq_len as u32 }
+        TaskData::Language {
+            vocab_size: self.vocab_size as u64,
+            max_length: self.max_seq_len as u32,
+            joins_texts: true,
+        }
     }
 
     fn drops(&self) -> bool {

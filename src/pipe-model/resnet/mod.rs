@@ -185,6 +185,7 @@ pub const ARCHITECTURE: Architecture = Architecture {
     tokenization: None,
     in_transformers: true,
     generation_keys: &[],
+    adapts: &[],
 };
 
 /// Small pictures lose little by a small size, and learn in minutes on a CPU.

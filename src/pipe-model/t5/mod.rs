@@ -180,6 +180,7 @@ pub const ARCHITECTURE: Architecture = Architecture {
     }),
     in_transformers: true,
     generation_keys: &["decoder_start_token_id", "eos_token_id", "pad_token_id"],
+    adapts: &[],
 };
 
 fn config(StarterSizes { model, vocabulary, .. }: &StarterSizes) -> Map<String, Value> {

@@ -56,7 +56,15 @@ pub(crate) fn pipeline(tree: &Node, variables: &Variables, engines: Engines) -> 
                 data.augment.get_or_insert(Augment::DEFAULT);
             }
             let (memory, evaluate, save) = (file.memory, file.evaluate, file.save);
-            Some(Work::Training(Box::new(Training { model, data, train, memory, evaluate, save })))
+            Some(Work::Training(Box::new(Training {
+                model,
+                adapter: file.adapter,
+                data,
+                train,
+                memory,
+                evaluate,
+                save,
+            })))
         }
         _ => None,
     };
@@ -165,6 +173,13 @@ impl Check<'_> {
             let found = format!("found {:?}, which {} has no head for; leave it out", task.name(), arch.name());
             self.problem("model.task", found);
         }
+        let has_weights = file.model.as_ref().is_some_and(|model| model.from.is_some());
+        if file.adapter.is_some() && !has_weights {
+            self.problem("adapter", "needs trained weights beside which it is trained: give model.from");
+        }
+        if file.adapter.is_none() && file.save.merge {
+            self.problem("save.merge", "only with an `adapter`; leave it out");
+        }
         if file.data.is_none() {
             self.problem("data", "missing; give at least data.train");
         }
@@ -175,7 +190,7 @@ impl Check<'_> {
 
     /// Checks that nothing is given that is for trainings.
     fn keys_of_a_command(&mut self, file: &PipelineFile) {
-        for section in self.given(&["model", "data", "evaluate", "save"]) {
+        for section in self.given(&["model", "adapter", "data", "evaluate", "save"]) {
             self.problem(section, format!("give `{section}` or `command`, not both: a command does this itself"));
         }
         for key in self.given(&["memory.worst_first", "memory.empty_cache_every"]) {

@@ -31,7 +31,7 @@ pub struct Data {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tokenizer: Option<String>,
     /// Which column of the data feeds what, per task: source/target and perhaps context (or messages: a conversation whose last turn is
-    /// the target), text/text_pair/label, image/text, label/time, text, tokens/tags, image/label, label/ignore (columns that a table is
+    /// the target), text/text_pair/label, image/text, label/time, text (or messages, or prompt/completion and perhaps context), tokens/tags, image/label, label/ignore (columns that a table is
     /// not trained on, with commas or semicolons between them).
     #[serde(default)]
     pub fields: BTreeMap<String, String>,
@@ -39,6 +39,9 @@ pub struct Data {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1))]
     pub label_separator: Option<String>,
+    /// Which tokens of a conversation the loss counts: what the assistant says, or all of them.
+    #[serde(default, skip_serializing_if = "LossOn::is_default")]
+    pub loss_on: LossOn,
     /// Tokens of a source text (`t5`). Longer texts are cut.
     #[serde(default = "default_length")]
     #[schemars(range(max = MAX_TOKENS))]
@@ -97,6 +100,10 @@ pub const CONVERSATION: &str = "messages";
 /// The role of a column that is read after the source, on a line of its own, where a row has something there.
 pub const CONTEXT: &str = "context";
 
+/// The roles of the columns with what a language model is asked, and with what it is to answer.
+pub const PROMPT: &str = "prompt";
+pub const COMPLETION: &str = "completion";
+
 impl Data {
     /// These files with every default.
     pub fn new(train: Paths) -> Self {
@@ -114,12 +121,24 @@ impl Data {
         std::iter::once(given).chain(given.split([',', ';'])).map(str::trim).filter(|name| !name.is_empty()).collect()
     }
 
+    /// Whether the rows of a language model are conversations, or questions with their answers.
+    pub fn is_chat(&self) -> bool {
+        [CONVERSATION, COMPLETION].iter().any(|role| self.fields.contains_key(*role))
+    }
+
     /// The roles of the columns that are read: conversations and a context where they are named, otherwise a source and a target.
     pub fn roles(&self, task: Task) -> Vec<&'static str> {
         let is_conversation = self.fields.contains_key(CONVERSATION);
         let is_read = |role: &&&str| match task {
             Task::Seq2Seq if **role == CONTEXT => !is_conversation && self.fields.contains_key(CONTEXT),
             Task::Seq2Seq => (**role == CONVERSATION) == is_conversation,
+            // Conversations, questions with their answers, or plain texts.
+            Task::Language if is_conversation => **role == CONVERSATION,
+            Task::Language if self.fields.contains_key(COMPLETION) => match **role {
+                CONTEXT => self.fields.contains_key(CONTEXT),
+                other => [PROMPT, COMPLETION].contains(&other),
+            },
+            Task::Language => **role == "text",
             // Plain texts are for predictions.
             Task::TokenLabels => **role != "text",
             _ => **role != IGNORED_COLUMNS,
@@ -134,6 +153,21 @@ pub enum Pad {
     #[default]
     Longest,
     Max,
+}
+
+/// The tokens of a conversation that the loss counts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum LossOn {
+    #[default]
+    Assistant,
+    All,
+}
+
+impl LossOn {
+    fn is_default(&self) -> bool {
+        *self == Self::Assistant
+    }
 }
 
 /// A random change of a picture in training.

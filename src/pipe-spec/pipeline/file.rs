@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::{
-    Checkpoints, CommandLine, Container, Data, Engines, Evaluate, Memory, MetricsFormat, Model, Notify, OnOom, Save,
-    Track, TrainFile, VarValue,
+    Adapter, Checkpoints, CommandLine, Container, Data, Engines, Evaluate, Memory, MetricsFormat, Model, Notify, OnOom,
+    Save, Track, TrainFile, VarValue,
 };
 use crate::text::Name;
 use crate::yaml::{self, Note};
@@ -26,6 +26,9 @@ pub struct PipelineFile {
     /// Required unless `command` is given.
     #[serde(default)]
     pub model: Option<Model>,
+    /// Train small matrices beside the weights of the model, which stay as they are.
+    #[serde(default)]
+    pub adapter: Option<Adapter>,
     /// Required unless `command` is given.
     #[serde(default)]
     pub data: Option<Data>,

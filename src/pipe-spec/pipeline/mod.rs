@@ -1,5 +1,6 @@
 //! The pipeline file: parsed, checked as a whole, and turned into types that can be trusted.
 
+mod adapter;
 pub mod bounds;
 mod check;
 mod command;
@@ -23,9 +24,10 @@ mod written;
 
 pub use crate::problem::{Problem, Problems};
 pub use crate::yaml::Note;
+pub use adapter::{Adapter, AdapterKind, AdapterTargets};
 pub use command::{Checkpoints, Command, CommandLine, CommandTrain, MetricsFormat, PLACEHOLDERS, VarValue};
 pub use container::{Container, Gpus, Image, Mount};
-pub use data::{Augment, CONTEXT, CONVERSATION, Data, Pad, Paths};
+pub use data::{Augment, COMPLETION, CONTEXT, CONVERSATION, Data, LossOn, PROMPT, Pad, Paths};
 pub use engines::{EngineEntry, EngineRequest, EngineSection, Engines, SectionType};
 pub use file::{PipelineFile, schema};
 pub use graph::{OutputRef, Stage, StageGraph};

@@ -10,7 +10,7 @@ use crate::yaml::Node;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Model {
-    /// The architecture.
+    /// The architecture. Default: that of the model in `from`.
     pub arch: Arch,
     /// The task, for an architecture that has more than one. Default: that of the trained model in `from`, else
     /// text-classification.
@@ -45,8 +45,12 @@ impl ModelTask {
 impl Model {
     /// The model that a pipeline file names, as it is written there.
     pub fn written(text: &str) -> Option<Self> {
-        let file = Node::parse(text).ok()?.to_json();
-        serde_json::from_value(file["model"].clone()).ok()
+        serde_json::from_value(Self::written_keys(text)).ok()
+    }
+
+    /// The model of a pipeline file as it is written there, right or wrong.
+    pub fn written_keys(text: &str) -> Value {
+        Node::parse(text).ok().and_then(|file| file.to_json().get("model").cloned()).unwrap_or_default()
     }
 
     pub fn task(&self) -> Task {
@@ -99,6 +103,10 @@ architectures! {
     Clip: "clip", Contrastive, "clip", ["vocab.json", "merges.txt"];
     HybridCnnLstm: "hybrid-cnn-lstm", TimeSeries, "hybrid_cnn_lstm", [];
     MuSota: "mu-sota", Language, "mu_sota", [];
+    Llama: "llama", Language, "llama", [];
+    Mistral: "mistral", Language, "mistral", [];
+    Qwen2: "qwen2", Language, "qwen2", [];
+    Qwen3: "qwen3", Language, "qwen3", [];
     BagOfWords: "bag-of-words", Classification, "bag_of_words", [];
     Tabular: "tabular", Table, "tabular", [];
     ResNet: "resnet", PictureClasses, "resnet", [];

@@ -86,7 +86,7 @@ impl Task {
             Self::Classification => &["text", "text_pair", "label"],
             Self::Contrastive => &["image", "text"],
             Self::TimeSeries => &["label", "time"],
-            Self::Language => &["text"],
+            Self::Language => &["text", "messages", "prompt", "completion", "context"],
             Self::TokenLabels => &["tokens", "tags", "text"],
             Self::Table => &["label", IGNORED_COLUMNS],
             Self::PictureClasses => &["image", "label"],

@@ -140,10 +140,10 @@ fn every_problem_is_told_at_once_with_its_line() {
         problems(text),
         [
             "line 2: name: found the text \"a/b\"; allowed: 1 to 64 letters, digits, '-', '_' or '.', beginning with a letter or digit",
-            "line 3: modell: unknown key; did you mean `model`?; allowed: version, name, model, data, train, memory, on_oom, evaluate, save, container, engine, farm, notify, track, command, vars, checkpoints, metrics, steps",
+            "line 3: modell: unknown key; did you mean `model`?; allowed: version, name, model, adapter, data, train, memory, on_oom, evaluate, save, container, engine, farm, notify, track, command, vars, checkpoints, metrics, steps",
             unknown.as_str(),
             "line 6: data.train: missing; allowed: text, or a list of text",
-            "line 6: data.trian: unknown key; did you mean `train`?; allowed: train, eval, eval_share, tokenizer, fields, label_separator, max_source, max_target, max_length, pad, skip_bad, augment, shuffle, workers, prefetch",
+            "line 6: data.trian: unknown key; did you mean `train`?; allowed: train, eval, eval_share, tokenizer, fields, label_separator, loss_on, max_source, max_target, max_length, pad, skip_bad, augment, shuffle, workers, prefetch",
             "line 8: train.batch: found 0; allowed: a whole number of at least 1 and at most 16777216, or auto",
             "line 9: train.clip: found the text \"many\"; allowed: a number of at least 0",
         ]

@@ -101,11 +101,14 @@ pub struct Save {
     pub best: Option<Metric>,
     /// Whether the trained model is written to `model/`.
     pub export: bool,
+    /// With an `adapter`: whether `model/` is the model with the adapter in its weights, instead of the adapter alone.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub merge: bool,
 }
 
 impl Default for Save {
     fn default() -> Self {
-        Self { every: 500, keep: NonZeroU32::new(3).expect("3 is not zero"), best: None, export: true }
+        Self { every: 500, keep: NonZeroU32::new(3).expect("3 is not zero"), best: None, export: true, merge: false }
     }
 }
 

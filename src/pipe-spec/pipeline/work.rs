@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Command, Data, Evaluate, Memory, Model, Save, Train};
+use super::{Adapter, Command, Data, Evaluate, Memory, Model, Save, Train};
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum Work {
@@ -53,6 +53,7 @@ impl Work {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Training {
     pub model: Model,
+    pub adapter: Option<Adapter>,
     pub data: Data,
     pub train: Train,
     pub memory: Memory,

@@ -6,8 +6,8 @@ use serde::{Serialize, Serializer};
 use serde_json::{Map, Value};
 
 use super::{
-    Allocator, Checkpoints, CommandLine, CommandTrain, Container, Data, Evaluate, Limit, Memory, MetricsFormat, Model,
-    Notify, OnOom, Pipeline, Ranks, Save, Track, Train, VarValue, Work,
+    Adapter, Allocator, Checkpoints, CommandLine, CommandTrain, Container, Data, Evaluate, Limit, Memory,
+    MetricsFormat, Model, Notify, OnOom, Pipeline, Ranks, Save, Track, Train, VarValue, Work,
 };
 use crate::text::Name;
 
@@ -17,6 +17,8 @@ struct Written<'a> {
     name: &'a Name,
     #[serde(skip_serializing_if = "Option::is_none")]
     model: Option<&'a Model>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    adapter: Option<&'a Adapter>,
     #[serde(skip_serializing_if = "Option::is_none")]
     data: Option<&'a Data>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -76,6 +78,7 @@ impl Serialize for Pipeline {
             version: self.version,
             name: &self.name,
             model: training.map(|training| &training.model),
+            adapter: training.and_then(|training| training.adapter.as_ref()),
             data: training.map(|training| &training.data),
             train: Some(match &self.work {
                 Work::Training(training) => WrittenTrain::Training(plain.as_ref().unwrap_or(&training.train)),

@@ -7,7 +7,7 @@ mod workload;
 use std::time::Instant;
 
 use pipe_spec::TrainerSpec;
-use pipe_spec::pipeline::Checkpointing;
+use pipe_spec::pipeline::{Adapter, Checkpointing};
 use serde_json::json;
 use tch::Tensor;
 
@@ -37,7 +37,8 @@ fn time_steps(args: &BenchArgs) -> Result<(), TrainerError> {
     let spec = spec(args, &bench)?;
     let hardware = Hardware::prepare(&spec)?;
     let device = hardware.device;
-    let definition = Definition::from_spec(&spec.model)?;
+    let adapter = args.model.lora.map(|rank| Adapter { rank, ..Adapter::default() });
+    let definition = Definition::from_spec(&spec.model)?.with_adapter(adapter.as_ref())?;
     let model = definition.build(&Start::Random { seed: 1 }, &Setup::of(&spec.train, device))?;
     let optimizer = Optimizer::new(&spec.train, model.weights(), &Share::of(&spec.train, spec.rank, model.weights()))?;
     let part = workload::part(args, &definition.task_data()?, device)?;

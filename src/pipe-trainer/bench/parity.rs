@@ -20,8 +20,8 @@ use crate::storage::{TensorFiles, tensor_writer};
 use crate::torch;
 
 pub fn parity(args: &ParityArgs) -> Result<(), TrainerError> {
-    let definition = Definition::from_folder(&args.model)?;
-    let files = TensorFiles::open_folder(&args.model)?;
+    let definition = Definition::from_folder(&args.model)?.with_adapter_folder(args.adapter.as_deref())?;
+    let Some(files) = definition.trained()? else { panic!("a folder has weights") };
     let setup = setup(args)?;
     let model = definition.build(&Start::Tensors { files: &files, seed: 0 }, &setup)?;
     let part = read_batch(&args.batch, setup.device)?;
@@ -49,7 +49,8 @@ fn setup(args: &ParityArgs) -> Result<Setup, TrainerError> {
     let precision = precision(&args.precision)?;
     let device = device(args.cuda)?;
     torch::allow_tf32(precision == Precision::Tf32)?;
-    Ok(Setup { device, kinds: Kinds::of(precision), checkpointing: args.checkpointing, dropout: Some(0.0) })
+    let (kinds, checkpointing) = (Kinds::of(precision), args.checkpointing);
+    Ok(Setup { device, kinds, checkpointing, dropout: Some(0.0), ..Setup::plain() })
 }
 
 fn precision(name: &str) -> Result<Precision, TrainerError> {
@@ -129,7 +130,7 @@ fn masks(kind: Kind, device: Device) -> Result<Vec<(String, Tensor)>, TrainerErr
         all.push((format!("states {sizes:?}"), pass.drop_out(&ones)?.f_ne(0.0)?));
         let width = ones.size()[ones.dim() - 1];
         let layer = || -> Result<Linear, TrainerError> {
-            Ok(Linear { weight: Tensor::f_eye(width, options)?.into(), bias: None })
+            Ok(Linear { weight: Tensor::f_eye(width, options)?.into(), bias: None, adapter: None })
         };
         let layers =
             FeedForward { first: layer()?, gate: None, second: layer()?, activation: Activation::Relu, drops: true };

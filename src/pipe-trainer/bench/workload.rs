@@ -20,7 +20,8 @@ pub struct Bench {
     pub dropout: Option<f64>,
 }
 
-const MODELS: &str = "t5-small, t5-base, t5-large, t5-xl, bert-base, bert-large, clip-vit-b-32, mu-sota";
+const MODELS: &str =
+    "t5-small, t5-base, t5-large, t5-xl, bert-base, bert-large, clip-vit-b-32, mu-sota, llama-1b, llama-8b";
 
 impl Bench {
     /// The model that the command line asks for: any architecture with its config, or one of a published size.
@@ -55,6 +56,15 @@ impl Bench {
             }),
             dropout: Some(0.1),
         };
+        let llama = |width: i64, inner: i64, layers: i64, tied: bool| Self {
+            arch: "llama".to_owned(),
+            // Version 3.
+            config: json!({
+                "hidden_size": width, "intermediate_size": inner, "num_hidden_layers": layers, "num_attention_heads": 32,
+                "num_key_value_heads": 8, "vocab_size": 128_256, "max_position_embeddings": 8192, "tie_word_embeddings": tied,
+            }),
+            dropout: Some(0.0),
+        };
         Ok(match name {
             "t5-small" => t5(512, 1024, 8, 6),
             "t5-base" => t5(768, 2048, 12, 12),
@@ -65,6 +75,8 @@ impl Bench {
             // The defaults of its config are this size; it drops nothing.
             "clip-vit-b-32" => Self { arch: "clip".to_owned(), config: json!({}), dropout: Some(0.0) },
             "mu-sota" => Self { arch: "mu-sota".to_owned(), config: json!({}), dropout: Some(0.1) },
+            "llama-1b" => llama(2048, 8192, 16, true),
+            "llama-8b" => llama(4096, 14_336, 32, false),
             _ => {
                 let message = format!("found {name:?}; allowed: {MODELS}");
                 return Err(TrainerError::config("--model", message));

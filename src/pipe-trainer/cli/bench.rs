@@ -1,5 +1,6 @@
 //! The command line of `pipe-trainer-bench`.
 
+use std::num::NonZeroU32;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
@@ -33,6 +34,9 @@ pub struct ParityArgs {
     /// A folder in Hugging Face layout
     #[arg(long, value_name = "DIR")]
     pub model: PathBuf,
+    /// The folder of an adapter, as PEFT writes it: its gradients are written in place of the model's
+    #[arg(long, value_name = "DIR")]
+    pub adapter: Option<PathBuf>,
     /// The inputs of the model, by name: input_ids, attention_mask, labels and the like
     #[arg(long, value_name = "FILE")]
     pub batch: PathBuf,
@@ -106,7 +110,7 @@ pub struct BenchArgs {
 /// The model whose steps are timed.
 #[derive(Args)]
 pub struct ModelArgs {
-    /// t5-small to t5-xl, bert-base, bert-large, clip-vit-b-32 or mu-sota
+    /// t5-small to t5-xl, bert-base, bert-large, clip-vit-b-32, mu-sota, llama-1b or llama-8b
     #[arg(long = "model", id = "model", required_unless_present = "arch")]
     pub name: Option<String>,
     /// Any architecture, as model.arch of a pipeline, instead of --model
@@ -115,6 +119,9 @@ pub struct ModelArgs {
     /// Its config, as model.config of a pipeline
     #[arg(long, value_name = "JSON", requires = "arch")]
     pub config: Option<String>,
+    /// Trains an adapter of this rank beside all linear layers
+    #[arg(long, value_name = "RANK")]
+    pub lora: Option<NonZeroU32>,
 }
 
 /// The sums of other ranks that are stood in for.

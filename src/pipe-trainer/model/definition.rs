@@ -2,7 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use pipe_model::{ConfigKeys, Labels, ModelConfig, TaskData, named_task, read_config, with_task};
+use pipe_model::adapter::Lora;
+use pipe_model::{ConfigKeys, Labels, ModelConfig, TaskData, architecture, named_task, read_config, with_task};
+use pipe_spec::model_folder::{ADAPTER_CONFIG, ADAPTER_WEIGHTS};
 use pipe_spec::pipeline::{self, Arch, ModelTask, Task};
 use serde_json::{Map, Value};
 
@@ -18,6 +20,11 @@ use crate::storage::bounded_file::{self, LARGEST_CONFIG};
 const THRESHOLD: &str = "threshold";
 const DEFAULT_THRESHOLD: f64 = 0.5;
 
+/// For as long as the program runs: layers refer to it, and there is one.
+fn kept(lora: Lora) -> &'static Lora {
+    Box::leak(Box::new(lora))
+}
+
 pub struct Definition {
     arch: Arch,
     config: Map<String, Value>,
@@ -25,15 +32,27 @@ pub struct Definition {
     folder: Option<PathBuf>,
     /// Whether the head of the trained weights is for other classes.
     has_new_head: bool,
+    adapter: Option<AdapterDefinition>,
+}
+
+/// The adapter of a model.
+struct AdapterDefinition {
+    lora: &'static Lora,
+    /// The folder of one that was trained.
+    folder: Option<PathBuf>,
 }
 
 impl Definition {
     pub fn from_spec(model: &pipeline::Model) -> Result<Self, TrainerError> {
         let definition = match (&model.from, &model.config) {
             (Some(from), _) => Self::from_folder(Path::new(from))?,
-            (None, config) => {
-                Self { arch: model.arch, config: config.clone().unwrap_or_default(), folder: None, has_new_head: false }
-            }
+            (None, config) => Self {
+                arch: model.arch,
+                config: config.clone().unwrap_or_default(),
+                folder: None,
+                has_new_head: false,
+                adapter: None,
+            },
         };
         definition.check_task(model)?;
         if definition.arch != model.arch {
@@ -75,9 +94,39 @@ impl Definition {
             serde_json::from_slice(&text).map_err(|error| fail(&file, error.to_string()))?;
         let model_type = ConfigKeys(&config).text("model_type")?.unwrap_or_default();
         match Arch::of_model_type(model_type) {
-            Some(arch) => Ok(Self { arch, config, folder: Some(folder.to_owned()), has_new_head: false }),
+            Some(arch) => {
+                Ok(Self { arch, config, folder: Some(folder.to_owned()), has_new_head: false, adapter: None })
+            }
             None => Err(TrainerError::NotAvailable { what: format!("model_type {model_type:?}") }),
         }
+    }
+
+    /// With an adapter that is trained in place of the weights; that of its folder, where it continues from one.
+    pub fn with_adapter(mut self, adapter: Option<&pipeline::Adapter>) -> Result<Self, TrainerError> {
+        let Some(adapter) = adapter else { return Ok(self) };
+        if let Some(folder) = &adapter.from {
+            return self.with_adapter_folder(Some(Path::new(folder)));
+        }
+        let lora = Lora::new(adapter, architecture(self.arch))?;
+        self.adapter = Some(AdapterDefinition { lora: kept(lora), folder: None });
+        Ok(self)
+    }
+
+    /// With the adapter of a folder, as PEFT writes it.
+    pub fn with_adapter_folder(mut self, folder: Option<&Path>) -> Result<Self, TrainerError> {
+        let Some(folder) = folder else { return Ok(self) };
+        let file = folder.join(ADAPTER_CONFIG);
+        let fail = |message: String| TrainerError::Model { path: file.clone(), message };
+        let text = bounded_file::read(&file, LARGEST_CONFIG).map_err(|error| fail(error.to_string()))?;
+        let config: Map<String, Value> = serde_json::from_slice(&text).map_err(|error| fail(error.to_string()))?;
+        let lora = Lora::read(&config, architecture(self.arch)).map_err(|error| fail(error.to_string()))?;
+        self.adapter = Some(AdapterDefinition { lora: kept(lora), folder: Some(folder.to_owned()) });
+        Ok(self)
+    }
+
+    /// The adapter that is trained, if there is one.
+    pub fn adapter(&self) -> Option<&'static Lora> {
+        self.adapter.as_ref().map(|adapter| adapter.lora)
     }
 
     pub fn arch(&self) -> Arch {
@@ -87,11 +136,22 @@ impl Definition {
     /// The folder's weights, if there is one; without a head that is for other classes.
     pub fn trained(&self) -> Result<Option<TensorFiles>, TrainerError> {
         let Some(folder) = &self.folder else { return Ok(None) };
-        let files = TensorFiles::open_folder(folder)?;
+        let mut files = TensorFiles::open_folder(folder)?;
+        if let Some(folder) = self.adapter.as_ref().and_then(|adapter| adapter.folder.as_deref()) {
+            files = files.joined(TensorFiles::open_file(&folder.join(ADAPTER_WEIGHTS))?);
+        }
         Ok(Some(match self.config()?.head() {
             Some(head) if self.has_new_head => files.without(&[head, &head.replace(".weight", ".bias")]),
             _ => files,
         }))
+    }
+
+    /// The weights of a checkpoint, with those that it leaves to the model that the training started from.
+    pub fn with_frozen(&self, checkpoint: TensorFiles) -> Result<TensorFiles, TrainerError> {
+        match self.trained()?.filter(|_| self.adapter.is_some()) {
+            Some(base) => Ok(base.joined(checkpoint)),
+            None => Ok(checkpoint),
+        }
     }
 
     /// With the labels of its head, where the data decided them.
@@ -165,6 +225,6 @@ impl Definition {
     }
 
     pub fn build(&self, start: &Start<'_>, setup: &Setup) -> Result<Box<dyn Model>, TrainerError> {
-        registry::build(self.arch, &self.config, start, setup)
+        registry::build(self.arch, &self.config, start, &Setup { adapter: self.adapter(), ..*setup })
     }
 }

@@ -5,13 +5,15 @@ use tch::{Kind, Tensor};
 
 use super::attention::{Scores, attend};
 use super::pass::{Block, Pass};
-use super::weights::{SharedTensor, Weights};
+use super::weights::{Adapter, SharedTensor, Weights};
 use crate::error::TrainerError;
 use crate::torch::{self, Dropped};
 
 pub struct Linear {
     pub weight: SharedTensor,
     pub bias: Option<SharedTensor>,
+    /// Where the layer has one, the output of `forward` has it in it.
+    pub adapter: Option<Adapter>,
 }
 
 impl Linear {
@@ -21,12 +23,17 @@ impl Linear {
     }
 
     pub fn without_bias(weights: &Weights, path: &str) -> Self {
-        Self { weight: weights.get(&format!("{path}.weight")), bias: None }
+        Self { weight: weights.get(&format!("{path}.weight")), bias: None, adapter: weights.adapter(path) }
     }
 
     /// In the kind that the pass computes in.
     pub fn forward(&self, input: &Tensor, pass: Pass) -> Result<Tensor, TrainerError> {
-        pass.linear(&input.f_to_kind(pass.compute)?, &self.weight, self.bias.as_deref())
+        let input = input.f_to_kind(pass.compute)?;
+        let output = pass.linear(&input, &self.weight, self.bias.as_deref())?;
+        match &self.adapter {
+            Some(adapter) => adapter.add_to(&output, &input, pass),
+            None => Ok(output),
+        }
     }
 
     /// The same with its bias still to be added.
@@ -113,6 +120,23 @@ impl LayerNorm {
     ) -> torch::AddNorm<'a> {
         let Self { weight, bias, epsilon } = self;
         torch::AddNorm { input, residual, weight, bias, eps: *epsilon, dropped, kind }
+    }
+}
+
+/// Scaled by the root mean square, without mean and without bias.
+pub struct RmsNorm {
+    weight: SharedTensor,
+    epsilon: f64,
+}
+
+impl RmsNorm {
+    /// `<path>.weight`.
+    pub fn new(weights: &Weights, path: &str, epsilon: f64) -> Self {
+        Self { weight: weights.get(&format!("{path}.weight")), epsilon }
+    }
+
+    pub fn forward(&self, hidden: &Tensor) -> Result<Tensor, TrainerError> {
+        Ok(hidden.f_rms_norm(self.weight.size(), Some(&*self.weight), self.epsilon)?)
     }
 }
 

@@ -5,6 +5,7 @@ use pipe_model::bert::BertConfig;
 use pipe_model::clip::ClipConfig;
 use pipe_model::deberta::DebertaConfig;
 use pipe_model::hybrid_cnn_lstm::HybridConfig;
+use pipe_model::llama::LlamaConfig;
 use pipe_model::mu_sota::MuSotaConfig;
 use pipe_model::resnet::ResNetConfig;
 use pipe_model::t5::T5Config;
@@ -19,6 +20,7 @@ use super::clip::Clip;
 use super::deberta::Deberta;
 use super::hybrid_cnn_lstm::HybridCnnLstm;
 use super::interface::Model;
+use super::llama::Llama;
 use super::mu_sota::MuSota;
 use super::resnet::ResNet;
 use super::setup::{Setup, Start};
@@ -43,6 +45,9 @@ pub fn build(
         Arch::Clip => Box::new(Clip::build(ClipConfig::read(config)?, start, setup)?),
         Arch::HybridCnnLstm => Box::new(HybridCnnLstm::build(HybridConfig::read(config)?, start, setup)?),
         Arch::MuSota => Box::new(MuSota::build(MuSotaConfig::read(config)?, start, setup)?),
+        Arch::Llama | Arch::Mistral | Arch::Qwen2 | Arch::Qwen3 => {
+            Box::new(Llama::build(LlamaConfig::read(arch, config)?, start, setup)?)
+        }
         Arch::BagOfWords => Box::new(BagOfWords::build(BagOfWordsConfig::read(config)?, start, setup)?),
         Arch::Tabular => Box::new(Tabular::build(TabularConfig::read(config)?, start, setup)?),
         Arch::ResNet => Box::new(ResNet::build(ResNetConfig::read(config)?, start, setup)?),

@@ -1,5 +1,6 @@
 //! How a model is built: what its weights start from, and what it computes in.
 
+use pipe_model::adapter::Lora;
 use pipe_spec::pipeline::{Checkpointing, Precision, Train};
 use tch::{Device, Kind};
 
@@ -56,16 +57,24 @@ pub struct Setup {
     pub kinds: Kinds,
     /// Whether what a block computes inside is thrown away and recomputed for its gradient.
     pub checkpointing: bool,
+    /// The adapter that is trained in place of the weights.
+    pub adapter: Option<&'static Lora>,
 }
 
 impl Setup {
     pub fn of(train: &Train, device: Device) -> Self {
         let kinds = Kinds::of(train.precision);
-        Self { dropout: train.dropout, device, kinds, checkpointing: train.checkpointing == Checkpointing::On }
+        Self {
+            dropout: train.dropout,
+            device,
+            kinds,
+            checkpointing: train.checkpointing == Checkpointing::On,
+            adapter: None,
+        }
     }
 
     /// fp32 on the CPU, as the config says.
     pub fn plain() -> Self {
-        Self { dropout: None, device: Device::Cpu, kinds: Kinds::FP32, checkpointing: false }
+        Self { dropout: None, device: Device::Cpu, kinds: Kinds::FP32, checkpointing: false, adapter: None }
     }
 }

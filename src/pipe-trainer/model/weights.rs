@@ -4,9 +4,11 @@ use std::borrow::Borrow;
 use std::collections::HashMap;
 use std::ops::Deref;
 
+use pipe_model::adapter::{self, Lora};
 use pipe_model::{Init, Parameter};
 use tch::{Device, Kind, TchError, Tensor};
 
+use super::pass::Pass;
 use super::setup::{Setup, Start};
 use crate::error::TrainerError;
 use crate::random::{self, Purpose};
@@ -18,6 +20,8 @@ pub struct Weights {
     indices: HashMap<String, usize>,
     /// Names that were not in the checkpoint.
     newly_initialised: Vec<String>,
+    /// The adapter whose matrices are among them.
+    adapter: Option<&'static Lora>,
 }
 
 /// A parameter as the layers of a model hold it. A block that is recomputed reads it on the thread of the backward pass.
@@ -51,12 +55,15 @@ struct NamedTensor {
     name: String,
     tensor: Tensor,
     trained: bool,
+    frozen: bool,
 }
 
 impl Weights {
     /// Drawn, or read one tensor at a time, each straight to its kind and device.
     pub fn start(parameters: &[Parameter], start: &Start<'_>, setup: &Setup) -> Result<Self, TrainerError> {
         let (Start::Random { seed } | Start::Tensors { seed, .. }) = start;
+        let adapted = setup.adapter.map(|adapter| adapter.parameters(parameters));
+        let parameters = adapted.as_deref().unwrap_or(parameters);
         random::with_torch_seeded(Purpose::Weights, *seed, || Self::collect(parameters, start, setup))
     }
 
@@ -64,16 +71,20 @@ impl Weights {
         let mut tensors = Vec::with_capacity(parameters.len());
         let mut newly_initialised = Vec::new();
         for parameter in parameters {
-            let kind = match (parameter.init, parameter.trained) {
-                (Init::Count, _) => Kind::Int64,
-                (_, true) => setup.kinds.weights,
-                (_, false) => Kind::Float,
+            let kind = match parameter.init {
+                Init::Count => Kind::Int64,
+                // Nothing is added to them that a narrow kind would lose.
+                _ if parameter.frozen && parameter.shape.len() > 1 => setup.kinds.compute,
+                _ if parameter.frozen || parameter.trained => setup.kinds.weights,
+                _ => Kind::Float,
             };
             let tensor = match start {
                 Start::Random { .. } => draw(parameter, kind, setup.device)?,
                 Start::Tensors { files, .. } => match stored_name(parameter, files) {
                     None if parameter.may_be_missing => {
-                        newly_initialised.push(parameter.name.clone());
+                        if setup.adapter.is_none() || !parameter.trained {
+                            newly_initialised.push(parameter.name.clone());
+                        }
                         draw(parameter, kind, setup.device)?
                     }
                     found => {
@@ -83,10 +94,15 @@ impl Weights {
                 },
             };
             let tensor = tensor.f_set_requires_grad(parameter.trained)?;
-            tensors.push(NamedTensor { name: parameter.name.clone(), tensor, trained: parameter.trained });
+            tensors.push(NamedTensor {
+                name: parameter.name.clone(),
+                tensor,
+                trained: parameter.trained,
+                frozen: parameter.frozen,
+            });
         }
         let indices = tensors.iter().enumerate().map(|(index, entry)| (entry.name.clone(), index)).collect();
-        Ok(Self { tensors, indices, newly_initialised })
+        Ok(Self { tensors, indices, newly_initialised, adapter: setup.adapter })
     }
 
     /// The parameters that were not in the checkpoint.
@@ -98,6 +114,56 @@ impl Weights {
     pub fn get(&self, name: &str) -> SharedTensor {
         let index = self.indices.get(name).unwrap_or_else(|| panic!("the model has no parameter {name}"));
         self.tensors[*index].tensor.shallow_clone().into()
+    }
+
+    /// The matrices beside the layer at `path`, where it has an adapter.
+    pub fn adapter(&self, path: &str) -> Option<Adapter> {
+        let lora = self.adapter?;
+        let [down, up] = adapter::MATRICES.map(|name| format!("{path}.{name}.weight"));
+        let has_one = self.indices.contains_key(&down);
+        has_one.then(|| Adapter {
+            down: self.get(&down),
+            up: self.get(&up),
+            scale: lora.scale(),
+            dropout: lora.dropout,
+        })
+    }
+
+    /// Those that a checkpoint holds, by their names there: all that are not frozen.
+    pub fn stored(&self) -> impl Iterator<Item = (String, &Tensor)> {
+        let name = |entry: &NamedTensor| match self.adapter {
+            Some(_) if entry.trained => adapter::stored_name(&entry.name),
+            _ => entry.name.clone(),
+        };
+        self.tensors.iter().filter(|entry| !entry.frozen).map(move |entry| (name(entry), &entry.tensor))
+    }
+
+    /// The same weights, with those of a checkpoint in the place of those that checkpoints hold.
+    pub fn with_stored(&self, files: &TensorFiles) -> Result<Self, TrainerError> {
+        let replaced = |entry: &NamedTensor| -> Result<NamedTensor, TrainerError> {
+            let name = adapter::stored_name(&entry.name);
+            let tensor = match entry.trained && files.contains(&name) {
+                true => files.read_shaped(&name, &entry.tensor.size(), entry.tensor.kind(), entry.tensor.device())?,
+                false => entry.tensor.shallow_clone(),
+            };
+            Ok(NamedTensor { name: entry.name.clone(), tensor, trained: entry.trained, frozen: entry.frozen })
+        };
+        let tensors = self.tensors.iter().map(replaced).collect::<Result<_, _>>()?;
+        Ok(Self { tensors, indices: self.indices.clone(), newly_initialised: Vec::new(), adapter: self.adapter })
+    }
+
+    /// The model with the adapter in its weights: each as it is, or with the product of its matrices added.
+    pub fn merged(&self) -> Result<Vec<(String, Tensor)>, TrainerError> {
+        let merged = |entry: &NamedTensor| -> Result<(String, Tensor), TrainerError> {
+            let adapter = entry.name.strip_suffix(".weight").and_then(|path| self.adapter(path));
+            let tensor = match adapter {
+                Some(adapter) => adapter.merged(&entry.tensor)?,
+                None => entry.tensor.shallow_clone(),
+            };
+            Ok((entry.name.clone(), tensor))
+        };
+        let is_of_adapter = |entry: &&NamedTensor| self.adapter.is_some() && entry.trained;
+        self.tensors.iter().filter(|entry| !is_of_adapter(entry)).map(merged).collect()
     }
 
     /// All of them, in order.
@@ -130,6 +196,36 @@ impl Weights {
     /// Bytes of all parameters together.
     pub fn bytes(&self) -> u64 {
         self.iter().map(|(_, tensor)| (tensor.numel() * tensor.kind().elt_size_in_bytes()) as u64).sum()
+    }
+}
+
+/// Two small matrices beside a layer (LoRA), which alone are trained.
+pub struct Adapter {
+    /// [rank, inputs]
+    down: SharedTensor,
+    /// [outputs, rank]
+    up: SharedTensor,
+    scale: f64,
+    dropout: f64,
+}
+
+impl Adapter {
+    /// The output of its layer with what it adds for `input`. Scaled where it is narrow, and added by the product itself: nothing else
+    /// as large as the output is written.
+    pub fn add_to(&self, output: &Tensor, input: &Tensor, pass: Pass) -> Result<Tensor, TrainerError> {
+        let input = pass.dropping(self.dropout).drop_out(input)?;
+        let inner = pass.linear(&input, &self.down, None)?.f_mul_scalar(self.scale)?;
+        let (sizes, up) = (output.size(), self.up.f_to_kind(pass.compute)?);
+        let rows = |tensor: &Tensor| tensor.f_reshape([-1, tensor.size()[tensor.dim() - 1]]);
+        Ok(rows(output)?.f_addmm(&rows(&inner)?, &up.f_tr()?)?.f_reshape(sizes)?)
+    }
+
+    /// The weight of its layer with the adapter in it, rounded once.
+    fn merged(&self, weight: &Tensor) -> Result<Tensor, TrainerError> {
+        let _guard = tch::no_grad_guard();
+        let wide = |tensor: &Tensor| tensor.f_to_kind(Kind::Float);
+        let product = wide(&self.up)?.f_mm(&wide(&self.down)?)?.f_mul_scalar(self.scale)?;
+        Ok(wide(weight)?.f_add(&product)?.f_to_kind(weight.kind())?)
     }
 }
 

@@ -20,7 +20,7 @@ use pipe_spec::predict::{Evaluation, Predicted};
 use pipe_spec::{PredictEvent, PredictSpec};
 use rayon::ThreadPool;
 
-use crate::data::{self, KeptColumns, PartShape, Source};
+use crate::data::{self, KeptColumns, PartShape, Pieces, Source};
 use crate::device::Hardware;
 use crate::error::TrainerError;
 use crate::host::Stop;
@@ -32,7 +32,7 @@ pub fn predict(spec_file: &Path, stop: Stop) -> Result<(), TrainerError> {
     let hardware = Hardware::prepare(&spec.settings)?;
     let pool = data::workers(spec.settings.data.workers.get())?;
     hardware.enforce_limit(&spec.settings.memory, |bytes| bytes)?;
-    let definition = Definition::from_spec(&spec.settings.model)?;
+    let definition = Definition::from_spec(&spec.settings.model)?.with_adapter(spec.settings.adapter.as_ref())?;
     let model = load(&spec, &definition, &hardware)?;
     let _guard = tch::no_grad_guard();
     let batch = spec.settings.evaluate.batch.map_or(spec.settings.train.batch(), u32::from);
@@ -96,8 +96,9 @@ impl Prediction {
                 classes::predict_classes(&mut self, task_data, labels.clone().unwrap_or_default())
             }
             TaskData::Contrastive { .. } => classes::predict_pairs(&mut self, task_data),
-            TaskData::Language { vocab_size, max_length } => {
-                texts::predict_language(&mut self, task_data, *vocab_size, *max_length)
+            TaskData::Language { vocab_size, max_length, joins_texts } => {
+                let pieces = Pieces { longest: *max_length as usize, joins_texts: *joins_texts };
+                texts::predict_language(&mut self, task_data, *vocab_size, pieces)
             }
         }
     }

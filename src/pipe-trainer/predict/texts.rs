@@ -10,7 +10,9 @@ use tch::{Kind, Reduction, Tensor};
 use super::batches::Head;
 use super::output::{Field, Fields};
 use super::{Prediction, evaluation};
-use crate::data::{self, Column, IGNORED, Padding, PartShape, Prompts, Sample, Source, TextPieces, has_prompts};
+use crate::data::{
+    self, Column, IGNORED, Padding, PartShape, Pieces, Prompts, Sample, Source, TextPieces, has_prompts, open_questions,
+};
 use crate::error::TrainerError;
 use crate::model::{Generation, Mode, Model};
 use crate::tokenizer::Tokens;
@@ -103,21 +105,24 @@ pub fn predict_language(
     prediction: &mut Prediction,
     task_data: &TaskData,
     vocab_size: u64,
-    max_length: u32,
+    pieces: Pieces,
 ) -> Result<Predicted, TrainerError> {
     let spec = prediction.spec.settings.clone();
     let missing = || TrainerError::Tokenizer { path: "".into(), message: "none is given".to_owned() };
     let tokenizer = spec.tokenizer.as_deref().ok_or_else(missing)?;
     let tokens = Arc::new(Tokens::whole(tokenizer, spec.model.arch)?.check_vocabulary(vocab_size)?);
     let (device, model) = (prediction.hardware.device, Rc::clone(&prediction.model));
-    if has_prompts(&spec.data)? {
-        let source = Prompts::open(&spec.data, &prediction.pool, Arc::clone(&tokens), max_length as usize)?;
+    let has_questions = spec.data.is_chat();
+    if has_questions || has_prompts(&spec.data)? {
+        let source: Arc<dyn Source> = match has_questions {
+            true => open_questions(&spec, &prediction.pool, &tokens, pieces.longest)?,
+            false => Arc::new(Prompts::open(&spec.data, &prediction.pool, Arc::clone(&tokens), pieces.longest)?),
+        };
         let limits = generation(&spec, &tokens);
-        return prediction
-            .write(&(Arc::new(source) as Arc<dyn Source>), &mut PromptHead { model, tokens, limits, device });
+        return prediction.write(&source, &mut PromptHead { model, tokens, limits, device });
     }
-    let longest = spec.data.max_length.get().min(max_length) as usize;
-    let source = TextPieces::open(&spec.data, &prediction.pool, &tokens, longest)?;
+    let pieces = Pieces { longest: pieces.longest.min(spec.data.max_length.get() as usize), ..pieces };
+    let source = TextPieces::open(&spec.data.train.0, &spec.data, &prediction.pool, &tokens, pieces)?;
     let predicted = prediction.write(&(Arc::new(source) as Arc<dyn Source>), &mut LossHead { model, device })?;
     let evaluation = prediction.packed_figures(task_data, predicted.predictions)?;
     Ok(Predicted { evaluation, ..predicted })

@@ -84,6 +84,18 @@ impl TensorFiles {
         self
     }
 
+    /// The tensors of both; those of `others` where both have one.
+    pub fn joined(mut self, others: Self) -> Self {
+        let first = self.maps.len();
+        self.maps.extend(others.maps);
+        let moved = others.tensors.into_iter().map(|(name, tensor)| {
+            let map = first + tensor.map;
+            (name, StoredTensor { map, ..tensor })
+        });
+        self.tensors.extend(moved);
+        self
+    }
+
     fn empty(path: &Path) -> Self {
         Self { path: path.to_owned(), tensors: BTreeMap::new(), maps: Vec::new() }
     }

@@ -123,14 +123,13 @@ struct Checkpoint : torch::autograd::Function<Checkpoint> {
 // gradients of hidden states and head are ready when the loss is.
 
 struct LinearCrossEntropy : torch::autograd::Function<LinearCrossEntropy> {
+  // A head that is not trained has no gradient.
   static Tensor forward(AutogradContext* ctx, Tensor hidden, Tensor weight, Tensor labels, int64_t ignored, int64_t rows,
-                        bool differentiate) {
+                        bool differentiate, bool trains_head) {
     auto total = at::zeros({}, hidden.options().dtype(at::kFloat));
     Tensor d_hidden, d_weight;
-    if (differentiate) {
-      d_hidden = at::empty_like(hidden);
-      d_weight = at::zeros_like(weight);
-    }
+    if (differentiate) d_hidden = at::empty_like(hidden);
+    if (differentiate && trains_head) d_weight = at::zeros_like(weight);
     for (int64_t start = 0; start < hidden.size(0); start += rows) {
       auto end = std::min(start + rows, hidden.size(0));
       auto h = hidden.slice(0, start, end);
@@ -149,7 +148,7 @@ struct LinearCrossEntropy : torch::autograd::Function<LinearCrossEntropy> {
         auto cast = d_logits.to(hidden.scalar_type());
         auto into = d_hidden.slice(0, start, end);
         at::mm_out(into, cast, weight);
-        d_weight.addmm_(cast.t(), h);
+        if (trains_head) d_weight.addmm_(cast.t(), h);
       }
     }
     ctx->save_for_backward({d_hidden, d_weight});
@@ -158,8 +157,8 @@ struct LinearCrossEntropy : torch::autograd::Function<LinearCrossEntropy> {
 
   static variable_list backward(AutogradContext* ctx, variable_list gradients) {
     auto saved = ctx->get_saved_variables();
-    auto scale = [&](const Tensor& t) { return t.mul(gradients[0].to(t.scalar_type())); };
-    return {scale(saved[0]), scale(saved[1]), Tensor(), Tensor(), Tensor(), Tensor()};
+    auto scale = [&](const Tensor& t) { return t.defined() ? t.mul(gradients[0].to(t.scalar_type())) : t; };
+    return {scale(saved[0]), scale(saved[1]), Tensor(), Tensor(), Tensor(), Tensor(), Tensor()};
   }
 };
 
@@ -360,7 +359,7 @@ char* pipe_checkpoint(Block block, void* data, void (*drop)(void*), Tensor** inp
 char* pipe_linear_cross_entropy(Tensor* hidden, Tensor* weight, Tensor* labels, int64_t ignored, int64_t rows, Tensor** out) {
   return guarded([&] {
     bool differentiate = at::GradMode::is_enabled() && (hidden->requires_grad() || weight->requires_grad());
-    *out = new Tensor(LinearCrossEntropy::apply(*hidden, *weight, *labels, ignored, rows, differentiate));
+    *out = new Tensor(LinearCrossEntropy::apply(*hidden, *weight, *labels, ignored, rows, differentiate, weight->requires_grad()));
   });
 }
 

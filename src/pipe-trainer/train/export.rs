@@ -6,20 +6,21 @@ use std::path::Path;
 use pipe_model::{architecture, read_config};
 use pipe_spec::event::Eval;
 use pipe_spec::model_folder::{
-    CONFIG, GENERATION_CONFIG, MODEL_CARD, PREPROCESSOR, SAFETENSORS, TOKENIZER_JSON, TOKENIZER_SETTINGS,
+    ADAPTER_CONFIG, ADAPTER_WEIGHTS, CHAT_TEMPLATE, CONFIG, GENERATION_CONFIG, MODEL_CARD, PREPROCESSOR, SAFETENSORS,
+    TOKENIZER_JSON, TOKENIZER_SETTINGS,
 };
 use serde_json::{Map, Value, json};
-use tch::TchError;
+use tch::{TchError, Tensor};
 
 use super::model_card::ModelCard;
 use super::session::Session;
 use super::state::State;
 use crate::data::Preprocessor;
 use crate::error::TrainerError;
-use crate::storage::ExportedFolder;
 use crate::storage::bounded_file::{self, LARGEST_CONFIG, LARGEST_TOKENIZER};
 use crate::storage::durable;
 use crate::storage::tensor_writer;
+use crate::storage::{ExportedFolder, TensorFiles};
 use crate::tokenizer::{self, SpecialTokens};
 
 /// The weights that are exported, and what the model card says beside the settings.
@@ -64,12 +65,28 @@ fn write(session: &Session, state: &State, exported: &Exported<'_>) -> io::Resul
         eval: exported.eval,
     };
     durable::write_synced(&staged.path(MODEL_CARD), card.text().as_bytes())?;
-    let file = staged.path(SAFETENSORS.single);
-    match exported.weights {
-        Some(weights) => durable::copy_synced(weights, &file)?,
-        None => drop(tensor_writer::write(&file, &state.named_weights())?),
-    }
+    write_weights(session, state, exported, &staged)?;
     staged.commit()
+}
+
+/// The weights of the model; or its adapter, as PEFT reads it, unless the two are to be merged.
+fn write_weights(session: &Session, state: &State, exported: &Exported<'_>, staged: &ExportedFolder) -> io::Result<()> {
+    let mut file = staged.path(SAFETENSORS.single);
+    if let Some(lora) = state.adapter {
+        if session.spec.save.merge {
+            let read = |path: &Path| state.model.weights().with_stored(&TensorFiles::open_file(path)?);
+            let stored = exported.weights.map(read).transpose().map_err(io::Error::other)?;
+            let merged = stored.as_ref().unwrap_or(state.model.weights()).merged().map_err(io::Error::other)?;
+            let tensors: Vec<(String, &Tensor)> = merged.iter().map(|(name, tensor)| (name.clone(), tensor)).collect();
+            return tensor_writer::write(&file, &tensors).map(drop);
+        }
+        write_json(staged, ADAPTER_CONFIG, &lora.export(session.spec.base_model.as_deref(), "CAUSAL_LM"))?;
+        file = staged.path(ADAPTER_WEIGHTS);
+    }
+    match exported.weights {
+        Some(weights) => durable::copy_synced(weights, &file),
+        None => tensor_writer::write(&file, &state.named_weights()).map(drop),
+    }
 }
 
 fn write_json(staged: &ExportedFolder, name: &str, keys: &Map<String, Value>) -> io::Result<()> {
@@ -93,6 +110,11 @@ fn write_tokenizer(
         if let Some(keys) = carry_over(session, staged, &path.with_file_name(name), name)? {
             carried.push((name, keys));
         }
+    }
+    let template = path.with_file_name(CHAT_TEMPLATE);
+    if template.is_file() {
+        let text = bounded_file::read(&template, LARGEST_CONFIG)?;
+        durable::write_synced(&staged.path(CHAT_TEMPLATE), &text)?;
     }
     let known = tokenizer::open(path, arch).map_err(io::Error::other)?;
     let settings: Vec<&Map<String, Value>> = carried.iter().map(|(_, keys)| keys).collect();

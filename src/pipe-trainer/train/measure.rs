@@ -107,7 +107,7 @@ impl<'a> Measuring<'a> {
     /// From the beginning, whatever checkpoints there are.
     fn prepare(session: &'a Session) -> Result<Self, TrainerError> {
         let spec = &session.spec;
-        let definition = Definition::from_spec(&spec.model)?;
+        let definition = Definition::from_spec(&spec.model)?.with_adapter(spec.adapter.as_ref())?;
         let task_data = definition.task_data()?;
         let mut sources = data::open(spec, &task_data, &session.pool)?;
         sources.notices.drain(..).for_each(|notice| session.warn(notice));

@@ -5,6 +5,7 @@ use std::cell::Cell;
 use std::collections::HashMap;
 use std::time::Instant;
 
+use pipe_model::adapter::Lora;
 use pipe_spec::Phase;
 use pipe_spec::event::{self, EventKind};
 use pipe_spec::run::checkpoint_name;
@@ -26,6 +27,8 @@ const HASH_BYTES_EACH: usize = 5;
 
 pub struct State {
     pub model: Box<dyn Model>,
+    /// The adapter that is trained in place of the model's weights.
+    pub adapter: Option<&'static Lora>,
     /// The parameters that each of several ranks updates.
     pub share: Share,
     pub optimizer: Optimizer,
@@ -58,7 +61,7 @@ impl State {
         let identity = identity(session, order);
         session.progress.enter(Phase::Resume);
         match session.store.newest(&identity, session.spec.maths_changed, |damage| session.warn(damage))? {
-            Some(checkpoint) => Self::resume(session, order, definition, &checkpoint),
+            Some(checkpoint) => Self::resume(session, order, definition, checkpoint),
             None => Self::begin(session, order, definition),
         }
     }
@@ -83,6 +86,7 @@ impl State {
             gradients: gradients(session, model.as_ref())?,
             shared_sum: shared_sum(session, model.as_ref()),
             model,
+            adapter: definition.adapter(),
             share,
             optimizer,
             loss_scale: LossScale::new(train.precision),
@@ -100,10 +104,11 @@ impl State {
         session: &Session,
         order: &SampleOrder,
         definition: &Definition,
-        checkpoint: &Checkpoint,
+        checkpoint: Checkpoint,
     ) -> Result<Self, TrainerError> {
         let train = &session.spec.train;
-        let start = Start::Tensors { files: &checkpoint.model, seed: train.seed };
+        let files = definition.with_frozen(checkpoint.model)?;
+        let start = Start::Tensors { files: &files, seed: train.seed };
         let model = definition.build(&start, &Setup::of(train, session.hardware.device))?;
         let load_peak = session.hardware.card_peak();
         let SavedState { step, evaluated, last_eval, loss_scale, metrics, identity, .. } = &checkpoint.state;
@@ -122,6 +127,7 @@ impl State {
             gradients: gradients(session, model.as_ref())?,
             shared_sum: shared_sum(session, model.as_ref()),
             model,
+            adapter: definition.adapter(),
             share,
             optimizer,
             loss_scale,
@@ -238,7 +244,7 @@ impl State {
 
     fn weights_hash(&self) -> Result<Vec<f64>, TrainerError> {
         let mut hasher = blake3::Hasher::new();
-        for (_, weight) in self.model.weights().iter() {
+        for (_, weight) in self.model.weights().stored() {
             let host = weight.f_detach()?.f_to_device(Device::Cpu)?.f_contiguous()?;
             let bytes = host.numel() * host.kind().elt_size_in_bytes();
             // SAFETY: a contiguous tensor on the CPU is so many bytes in a row, and `host` outlives the slice.
@@ -265,8 +271,9 @@ impl State {
         }
     }
 
+    /// The weights that a checkpoint holds.
     pub fn named_weights(&self) -> Vec<(String, &Tensor)> {
-        self.model.weights().iter().map(|(name, tensor)| (name.to_owned(), tensor)).collect()
+        self.model.weights().stored().collect()
     }
 }
 

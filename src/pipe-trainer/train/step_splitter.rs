@@ -64,8 +64,13 @@ impl StepSplitter {
         capacity: Option<u64>,
     ) -> Result<Self, TrainerError> {
         let full = Lengths::full(task, &spec.data, shape.multiple() as u32);
-        let by_length =
-            matches!(task, TaskData::Seq2Seq { .. } | TaskData::Classification { .. } | TaskData::TokenLabels { .. });
+        let by_length = matches!(
+            task,
+            TaskData::Seq2Seq { .. }
+                | TaskData::Classification { .. }
+                | TaskData::TokenLabels { .. }
+                | TaskData::Language { joins_texts: false, .. }
+        );
         let fills = spec.train.split == Split::Fill;
         let recompute = match (spec.train.checkpointing, capacity) {
             (Checkpointing::On, _) => Recompute::Always,

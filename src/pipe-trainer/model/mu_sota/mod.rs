@@ -15,7 +15,7 @@ use super::layers::LayerNorm;
 use super::pass::{Mode, Pass};
 use super::setup::{Setup, Start};
 use super::weights::{SharedTensor, Weights};
-use crate::data::{IGNORED, Part};
+use crate::data::{IGNORED, Part, next_tokens};
 use crate::error::TrainerError;
 use crate::torch;
 
@@ -106,19 +106,6 @@ impl Model for MuSota {
     }
 }
 
-/// The label that each of `length` positions predicts: the one after its own. Labels are the tokens of the row, and may be one
-/// more than its ids; where there is none after the last position, it is ignored.
-fn next_tokens(labels: &Tensor, length: i64) -> Result<Tensor, TrainerError> {
-    let (batch, count) = labels.size2()?;
-    let known = (count - 1).min(length);
-    let next = labels.f_narrow(1, 1, known)?;
-    if known == length {
-        return Ok(next);
-    }
-    let nothing = Tensor::f_full([batch, length - known], IGNORED, (Kind::Int64, labels.device()))?;
-    Ok(Tensor::f_cat(&[next, nothing], 1)?)
-}
-
 #[cfg(test)]
 mod tests {
     use serde_json::json;
@@ -147,16 +134,6 @@ mod tests {
         for ((name, kept), (_, again)) in gradients(false).iter().zip(gradients(true)) {
             assert!(kept.abs().max().double_value(&[]) > 0.0, "{name} has no gradient");
             assert!(kept.allclose(&again, 1e-5, 1e-7, false), "{name}: {kept} {again}");
-        }
-    }
-
-    #[test]
-    fn every_position_predicts_the_next_token() {
-        let labels = Tensor::from_slice(&[5i64, 6, 7, 8]).unsqueeze(0);
-        let cases: [(i64, &[i64]); 3] = [(3, &[6, 7, 8]), (4, &[6, 7, 8, IGNORED]), (2, &[6, 7])];
-        for (length, want) in cases {
-            let got = next_tokens(&labels, length).unwrap().reshape([-1]);
-            assert_eq!(Vec::<i64>::try_from(got).unwrap(), want);
         }
     }
 }

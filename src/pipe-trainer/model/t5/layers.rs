@@ -10,14 +10,14 @@ use tch::{Device, Kind, Tensor};
 
 use crate::error::TrainerError;
 use crate::model::attention::{Scores, attend, has_kernel};
-use crate::model::layers::{self, Linear};
+use crate::model::layers::{self, Linear, RmsNorm};
 use crate::model::pass::{self, Pass};
 use crate::model::setup::hidden_score;
 use crate::model::weights::{SharedTensor, Weights};
 
 pub struct Stack {
     pub(super) blocks: Vec<Arc<Block>>,
-    pub(super) final_layer_norm: Norm,
+    pub(super) final_layer_norm: RmsNorm,
     /// [buckets, heads]; the first block's, used by all.
     pub(super) relative_attention_bias: SharedTensor,
     pub(super) buckets: Buckets,
@@ -40,7 +40,7 @@ impl Stack {
         let bias = format!("{name}.block.0.layer.0.SelfAttention.relative_attention_bias.weight");
         Self {
             blocks: (0..layers).map(|index| Arc::new(block(index))).collect(),
-            final_layer_norm: Norm::new(config, weights, &format!("{name}.final_layer_norm")),
+            final_layer_norm: norm(config, weights, &format!("{name}.final_layer_norm")),
             relative_attention_bias: weights.get(&bias),
             buckets: Buckets {
                 count: config.relative_attention_num_buckets,
@@ -137,7 +137,7 @@ impl pass::Block for Block {
 }
 
 pub(super) struct Attention {
-    pub(super) layer_norm: Norm,
+    pub(super) layer_norm: RmsNorm,
     pub(super) q: SharedTensor,
     pub(super) k: SharedTensor,
     pub(super) v: SharedTensor,
@@ -150,7 +150,7 @@ impl Attention {
     fn new(config: &T5Config, weights: &Weights, layer: &str, name: &str) -> Self {
         let projection = |letter: &str| weights.get(&format!("{layer}.{name}.{letter}.weight"));
         Self {
-            layer_norm: Norm::new(config, weights, &format!("{layer}.layer_norm")),
+            layer_norm: norm(config, weights, &format!("{layer}.layer_norm")),
             q: projection("q"),
             k: projection("k"),
             v: projection("v"),
@@ -190,7 +190,7 @@ impl Attention {
 }
 
 pub(super) struct FeedForward {
-    layer_norm: Norm,
+    layer_norm: RmsNorm,
     layers: layers::FeedForward,
 }
 
@@ -201,7 +201,7 @@ impl FeedForward {
         let first = dense(if gated { "wi_0" } else { "wi" });
         let gate = gated.then(|| dense("wi_1").weight);
         Self {
-            layer_norm: Norm::new(config, weights, &format!("{layer}.layer_norm")),
+            layer_norm: norm(config, weights, &format!("{layer}.layer_norm")),
             layers: layers::FeedForward { first, gate, second: dense("wo"), activation, drops: true },
         }
     }
@@ -212,20 +212,8 @@ impl FeedForward {
     }
 }
 
-/// Scaled by the root mean square, without mean and without bias.
-pub(super) struct Norm {
-    weight: SharedTensor,
-    epsilon: f64,
-}
-
-impl Norm {
-    fn new(config: &T5Config, weights: &Weights, path: &str) -> Self {
-        Self { weight: weights.get(&format!("{path}.weight")), epsilon: config.layer_norm_epsilon }
-    }
-
-    pub(super) fn forward(&self, hidden: &Tensor) -> Result<Tensor, TrainerError> {
-        Ok(hidden.f_rms_norm(self.weight.size(), Some(&*self.weight), self.epsilon)?)
-    }
+fn norm(config: &T5Config, weights: &Weights, path: &str) -> RmsNorm {
+    RmsNorm::new(weights, path, config.layer_norm_epsilon)
 }
 
 /// Near positions have a bucket each, far ones share buckets that grow with the logarithm of the distance.

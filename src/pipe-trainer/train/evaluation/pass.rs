@@ -161,8 +161,11 @@ impl Pass<'_> {
 /// The tokens that a sample's loss is taken over.
 fn target_tokens(sample: &Sample) -> impl Iterator<Item = i64> {
     let column = sample.column("labels").or_else(|| sample.column("next"));
-    let tokens: &[i64] = if let Some(Column::Tokens(tokens)) = column { tokens } else { &[] };
     // A model that shifts the labels itself does not predict the first.
-    let first = tokens.len().saturating_sub(sample.targets as usize);
+    let (tokens, first): (&[i64], usize) = match column {
+        Some(Column::Tokens(tokens)) => (tokens, tokens.len().saturating_sub(sample.targets as usize)),
+        Some(Column::PerToken(tokens)) => (tokens, tokens.len().min(1)),
+        _ => (&[], 0),
+    };
     tokens[first..].iter().copied().filter(|token| *token != IGNORED)
 }

@@ -1,0 +1,205 @@
+//! Adapters: which layers of a model get one, and what is trained then. The weights themselves are frozen.
+
+use pipe_spec::pipeline::{Adapter, AdapterTargets};
+use serde_json::{Map, Value, json};
+
+use crate::architecture::Architecture;
+use crate::config_keys::{ConfigError, ConfigKeys, fail};
+use crate::parameter::{Init, Parameter};
+
+/// The names of the two matrices beside a layer, the one down to the rank and the one up again.
+pub const MATRICES: [&str; 2] = ["lora_A", "lora_B"];
+
+/// The beginning of the names of tensors in a file of PEFT.
+const PREFIX: &str = "base_model.model.";
+
+/// The adapter of a model (LoRA).
+#[derive(Clone, Debug, PartialEq)]
+pub struct Lora {
+    pub rank: i64,
+    pub alpha: f64,
+    /// Whether alpha is divided by the root of the rank instead of the rank.
+    pub is_rank_stabilised: bool,
+    /// The share of the input that is dropped in training.
+    pub dropout: f64,
+    /// The layers that have one: by their names, or by their paths or the ends of these, as PEFT writes them.
+    pub targets: Vec<String>,
+}
+
+impl Lora {
+    pub fn new(adapter: &Adapter, architecture: &Architecture) -> Result<Self, ConfigError> {
+        let known = architecture.adapts;
+        if known.is_empty() {
+            return Err(fail("adapter", "this architecture cannot have one; leave it out".to_owned()));
+        }
+        let targets = match &adapter.targets {
+            AdapterTargets::AllLinear => known.iter().map(|name| (*name).to_owned()).collect(),
+            AdapterTargets::Named(names) => names.clone(),
+        };
+        if let Some(name) = targets.iter().find(|name| !known.contains(&last_part(name))) {
+            let message = format!("found {name:?}; allowed: all-linear, {}", known.join(", "));
+            return Err(fail("adapter.targets", message));
+        }
+        let (rank, alpha) = (i64::from(adapter.rank.get()), adapter.alpha());
+        Ok(Self { rank, alpha, is_rank_stabilised: adapter.rs, dropout: adapter.dropout, targets })
+    }
+
+    /// The factor of the product of the matrices.
+    pub fn scale(&self) -> f64 {
+        let rank = self.rank as f64;
+        self.alpha / if self.is_rank_stabilised { rank.sqrt() } else { rank }
+    }
+
+    /// The parameters of a model, frozen, with those of the adapter behind each layer that has one.
+    pub fn parameters(&self, model: &[Parameter]) -> Vec<Parameter> {
+        let mut all = Vec::with_capacity(3 * model.len());
+        for parameter in model {
+            // State that is no weight, such as the mean of a batch norm, stays state.
+            all.push(Parameter { frozen: parameter.trained, trained: false, ..parameter.clone() });
+            let layer = parameter.name.strip_suffix(".weight").filter(|layer| self.is_target(layer));
+            if let (Some(layer), [outputs, inputs]) = (layer, parameter.shape.as_slice()) {
+                all.extend(self.matrices(layer, *outputs, *inputs));
+            }
+        }
+        all
+    }
+
+    fn is_target(&self, layer: &str) -> bool {
+        let is_end = |rest: &str| rest.is_empty() || rest.ends_with('.');
+        self.targets.iter().any(|target| layer.strip_suffix(target.as_str()).is_some_and(is_end))
+    }
+
+    /// Drawn as PEFT does: the matrix down as torch draws a linear layer, the one up is 0.
+    fn matrices(&self, layer: &str, outputs: i64, inputs: i64) -> [Parameter; 2] {
+        let [down, up] = MATRICES;
+        let matrix = |name: &str, shape: &[i64], init: Init| {
+            let name = format!("{layer}.{name}.weight");
+            let aliases = vec![stored_name(&name)];
+            Parameter { aliases, may_be_missing: true, ..Parameter::new(name, shape, init) }
+        };
+        [
+            matrix(down, &[self.rank, inputs], Init::Uniform { bound: (inputs as f64).powf(-0.5) }),
+            matrix(up, &[outputs, self.rank], Init::Constant(0.0)),
+        ]
+    }
+
+    /// adapter_config.json as PEFT reads it. `base` is the model that it was trained for.
+    pub fn export(&self, base: Option<&str>, task: &str) -> Map<String, Value> {
+        let config = json!({
+            "peft_type": "LORA", "task_type": task, "base_model_name_or_path": base, "inference_mode": true, "r": self.rank,
+            "lora_alpha": self.alpha, "lora_dropout": self.dropout, "use_rslora": self.is_rank_stabilised,
+            "target_modules": self.targets, "bias": "none", "fan_in_fan_out": false, "init_lora_weights": true,
+            "modules_to_save": null, "use_dora": false, "rank_pattern": {}, "alpha_pattern": {},
+        });
+        config.as_object().cloned().unwrap_or_default()
+    }
+
+    /// Reads adapter_config.json, and refuses what would be computed otherwise there.
+    pub fn read(config: &Map<String, Value>, architecture: &Architecture) -> Result<Self, ConfigError> {
+        let keys = ConfigKeys(config);
+        match keys.text("peft_type")? {
+            Some("LORA") => {}
+            other => return Err(fail("peft_type", format!("found {:?}; allowed: LORA", other.unwrap_or_default()))),
+        }
+        for (key, plain) in [("use_dora", json!(false)), ("bias", json!("none")), ("fan_in_fan_out", json!(false))] {
+            if let Some(found) = config.get(key).filter(|found| !found.is_null() && **found != plain) {
+                return Err(fail(key, format!("found {found}; allowed: {plain}")));
+            }
+        }
+        for key in ["modules_to_save", "rank_pattern", "alpha_pattern", "layers_to_transform", "target_parameters"] {
+            let is_empty = |value: &Value| match value {
+                Value::Null => true,
+                Value::Array(list) => list.is_empty(),
+                Value::Object(map) => map.is_empty(),
+                _ => false,
+            };
+            if let Some(found) = config.get(key).filter(|found| !is_empty(found)) {
+                return Err(fail(key, format!("found {found}; allowed: none")));
+            }
+        }
+        let targets = match config.get("target_modules") {
+            Some(Value::String(name)) if name == "all-linear" => AdapterTargets::AllLinear,
+            Some(Value::Array(names)) => {
+                AdapterTargets::Named(names.iter().filter_map(Value::as_str).map(str::to_owned).collect())
+            }
+            other => {
+                let found = other.unwrap_or(&Value::Null);
+                return Err(fail("target_modules", format!("found {found}; allowed: a list of names, or all-linear")));
+            }
+        };
+        let rank = keys.required_size("r")?;
+        let adapter = Adapter {
+            rank: u32::try_from(rank).ok().and_then(|rank| rank.try_into().ok()).unwrap_or(Adapter::default().rank),
+            alpha: Some(keys.number("lora_alpha")?.unwrap_or(8.0)),
+            dropout: keys.dropout("lora_dropout")?.unwrap_or(0.0),
+            targets,
+            rs: keys.truth("use_rslora")?.unwrap_or(false),
+            ..Adapter::default()
+        };
+        Self::new(&adapter, architecture)
+    }
+}
+
+/// The name of a layer without the path to it.
+fn last_part(path: &str) -> &str {
+    path.rsplit('.').next().unwrap_or(path)
+}
+
+/// The name of a matrix of an adapter in files, as PEFT has it.
+pub fn stored_name(name: &str) -> String {
+    format!("{PREFIX}{name}")
+}
+
+#[cfg(test)]
+mod tests {
+    use pipe_spec::pipeline::Arch;
+
+    use super::*;
+    use crate::registry::{architecture, read_config};
+
+    fn lora(value: Value) -> Result<Lora, String> {
+        let adapter: Adapter = serde_json::from_value(value).unwrap();
+        Lora::new(&adapter, architecture(Arch::Llama)).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn the_model_is_frozen_and_its_targets_have_matrices() {
+        let config = json!({"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1, "vocab_size": 50,
+                            "num_attention_heads": 4, "num_key_value_heads": 2});
+        let model = read_config(Arch::Llama, config.as_object().unwrap()).unwrap().parameters();
+        let targets = json!({"rank": 4, "targets": ["model.layers.0.self_attn.k_proj", "down_proj"]});
+        let all = lora(targets).unwrap().parameters(&model);
+        let trained: Vec<(&str, &[i64])> = all
+            .iter()
+            .filter(|parameter| parameter.trained)
+            .map(|parameter| (parameter.name.as_str(), parameter.shape.as_slice()))
+            .collect();
+        let path = "model.layers.0.";
+        assert_eq!(trained.len(), 4);
+        assert_eq!(trained[0], (format!("{path}self_attn.k_proj.lora_A.weight").as_str(), &[4, 64][..]));
+        assert_eq!(trained[3], (format!("{path}mlp.down_proj.lora_B.weight").as_str(), &[64, 4][..]));
+        assert_eq!(all.iter().filter(|parameter| parameter.frozen).count(), model.len());
+    }
+
+    #[test]
+    fn what_peft_writes_reads_back_and_what_it_cannot_be_is_named() {
+        let written = lora(json!({"rank": 4, "alpha": 8.0, "dropout": 0.1, "rs": true})).unwrap();
+        let config = written.export(Some("owner/name"), "CAUSAL_LM");
+        assert_eq!(Lora::read(&config, architecture(Arch::Llama)).unwrap(), written);
+        let cases = [
+            ("peft_type", json!("IA3"), "peft_type: found \"IA3\"; allowed: LORA"),
+            ("use_dora", json!(true), "use_dora: found true; allowed: false"),
+            ("rank_pattern", json!({"q_proj": 8}), "rank_pattern: found"),
+            ("target_modules", json!(["lm_head"]), "adapter.targets: found \"lm_head\"; allowed: all-linear, q_proj"),
+            ("target_modules", json!("q_.*"), "target_modules: found \"q_.*\"; allowed: a list of names"),
+        ];
+        for (key, value, want) in cases {
+            let mut config = config.clone();
+            config.insert(key.to_owned(), value);
+            let error = Lora::read(&config, architecture(Arch::Llama)).unwrap_err().to_string();
+            assert!(error.contains(want), "{error}");
+        }
+        let error = Lora::new(&Adapter::default(), architecture(Arch::Tabular)).unwrap_err().to_string();
+        assert!(error.contains("adapter: this architecture cannot have one"), "{error}");
+    }
+}
