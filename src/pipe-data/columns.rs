@@ -1,6 +1,6 @@
 //! Which columns of a table a task reads, and how it wants them written.
 
-use pipe_spec::pipeline::{Data, Task};
+use pipe_spec::pipeline::{CONVERSATION, Data, PROMPT, Task};
 
 /// The columns of a file that the trainer wants.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -56,6 +56,7 @@ impl ColumnSelection {
         }
         let needed: &[&str] = match task {
             Task::Seq2Seq => &["source"],
+            Task::Language if data.is_chat() => &[CONVERSATION, PROMPT],
             Task::Classification => &["text", "text_pair"],
             Task::TimeSeries => &["time"],
             Task::PictureClasses => &["image"],

@@ -17,6 +17,9 @@ use serde_json::{Map, Value};
 use crate::run::runs_folder;
 use crate::system::files::{self, absolute};
 
+/// Where an adapter is in a container.
+pub const ADAPTER_FOLDER: &str = "/pipe/adapter";
+
 /// Where a tokenizer that does not lie with the model is in a container.
 pub const TOKENIZER_FOLDER: &str = "/pipe/data/tokenizer";
 
@@ -71,6 +74,8 @@ pub struct Inputs {
     /// The tokenizer that is trained before the model is, where there is none.
     pub tokenizer_training: Option<TokenizerTraining>,
     pub model: Option<Input>,
+    /// The folder of an adapter that the training continues from, or that predicts.
+    pub adapter: Option<Input>,
     /// The repositories of the hub that any of them came from.
     pub hub: Vec<LockedRepository>,
     /// Whether all of them are on this machine. What is only checked is not fetched from the hub.
@@ -81,11 +86,11 @@ impl Inputs {
     /// The inputs of work that reads no files that `pipe` knows.
     pub fn none() -> Self {
         let (train, eval, tokenizer, hub) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        Self { train, eval, tokenizer, tokenizer_training: None, model: None, hub, all_local: true }
+        Self { train, eval, tokenizer, tokenizer_training: None, model: None, adapter: None, hub, all_local: true }
     }
 
     pub fn all(&self) -> impl Iterator<Item = &Input> {
-        self.train.iter().chain(&self.eval).chain(&self.tokenizer).chain(&self.model)
+        self.train.iter().chain(&self.eval).chain(&self.tokenizer).chain(&self.model).chain(&self.adapter)
     }
 
     /// Replaces the paths that a job sees in a message with the user's own.

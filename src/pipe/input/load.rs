@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use pipe_spec::lock::LockedRepository;
 use pipe_spec::model_folder::CONFIG;
-use pipe_spec::pipeline::{MAX_FILE_BYTES, Model, ModelTask, Pipeline, StageGraph, Task, Training};
+use pipe_spec::pipeline::{Arch, MAX_FILE_BYTES, Model, ModelTask, Pipeline, StageGraph, Task, Training};
 use pipe_spec::study::Study;
 use pipe_spec::{Lock, Problems, Variables};
 use serde_json::{Map, Value};
@@ -56,21 +56,36 @@ pub fn parse(file: &Path, set: &[String]) -> Result<Parsed, Error> {
     if Study::is_one(&text) {
         return Err(Error::IsStudy { file: file.to_owned() });
     }
-    let set = with_task_of_model(&text, set, &variables);
+    let set = with_model_of_folder(&text, set, &variables);
     let pipeline = registry::parse_pipeline(&text, &set, &variables).map_err(|problems| invalid(file, problems))?;
     Ok(Parsed { pipeline, text, variables })
 }
 
-/// The settings with the task that the trained model in `model.from` has, where the file names none and the model is on this machine.
-fn with_task_of_model(text: &str, set: &[String], variables: &Variables) -> Vec<String> {
+/// The settings with the architecture and the task that the trained model in `model.from` has, where the file names none.
+fn with_model_of_folder(text: &str, set: &[String], variables: &Variables) -> Vec<String> {
     let mut set = set.to_vec();
-    let Some(model) = Model::written(text).filter(|model| model.task.is_none() && model.arch.labels_tokens()) else {
-        return set;
+    let written = Model::written_keys(text);
+    let given = |key: &str| {
+        let setting = format!("model.{key}=");
+        let set = set.iter().rev().find_map(|item| item.strip_prefix(&setting));
+        set.or_else(|| written[key].as_str()).map(str::to_owned)
     };
-    let given = set.iter().rev().find_map(|item| item.strip_prefix("model.from=")).map(str::to_owned);
-    let Some(from) = given.or(model.from) else { return set };
-    let hub = Hub::new(variables, HubAccess::CacheOnly, &[], Reporter::new(Output::Quiet).fetch_progress());
+    let (arch, task) = (given("arch"), given("task"));
+    let knows_task = |arch: &String| task.is_some() || !Arch::find(arch).is_some_and(Arch::labels_tokens);
+    let Some(from) = given("from").filter(|_| !arch.as_ref().is_some_and(knows_task)) else { return set };
+    // The hub is asked only to find out what a model is.
+    let access = if arch.is_some() { HubAccess::CacheOnly } else { HubAccess::Check };
+    let hub = Hub::new(variables, access, &[], Reporter::new(Output::Quiet).fetch_progress());
     let config = preflight::config_folder(&from, variables, &hub).ok().and_then(|folder| read_config(&folder));
+    let model_type = config.as_ref().and_then(|config| config.get("model_type")?.as_str());
+    let found = model_type.and_then(Arch::of_model_type);
+    if let (None, Some(found)) = (&arch, found) {
+        set.insert(0, format!("model.arch={}", found.name()));
+    }
+    let labels_tokens = arch.as_deref().map_or(found, Arch::find).is_some_and(Arch::labels_tokens);
+    if !labels_tokens || task.is_some() {
+        return set;
+    }
     if let Some(task @ ModelTask::TokenClassification) = config.as_ref().and_then(pipe_model::named_task) {
         // Behind it stands what the command line says.
         set.insert(0, format!("model.task={}", task.name()));

@@ -7,6 +7,6 @@ pub mod load;
 pub mod preflight;
 
 pub use inputs::{
-    Input, Inputs, Mount, Numbering, Prepared, TOKENIZER_FOLDER, TokenizerTraining, data_hash, model_config,
-    named_paths, read_config,
+    ADAPTER_FOLDER, Input, Inputs, Mount, Numbering, Prepared, TOKENIZER_FOLDER, TokenizerTraining, data_hash,
+    model_config, named_paths, read_config,
 };

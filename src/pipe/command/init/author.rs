@@ -64,6 +64,7 @@ impl Author<'_> {
             draft = measure::with_tokens(draft, survey)?;
         }
         let total = gpu_memory.map(|size| size.0).or(machine.map(|card| card.total));
+        draft.has_adapter = measure::wants_adapter(&draft, total);
         if let Some(batch) = total.and_then(|total| measure::largest_batch(&draft, total)) {
             draft.batch = batch;
         }

@@ -6,9 +6,9 @@ use std::path::Path;
 use pipe_model::{ModelSize, StarterSizes};
 use pipe_spec::model_folder;
 use pipe_spec::pipeline::{
-    Arch, Augment, BatchSetting, CONTEXT, CONVERSATION, ClassWeights, Data, Evaluate, Every, IGNORED_COLUMNS, Limit,
-    Memory, Metric, Model, ModelTask, Note, Optimizer, Paths, PipelineFile, Precision, Save, Schedule, ScheduleKind,
-    Task, TrainFile, Warmup,
+    Adapter, Arch, Augment, BatchSetting, COMPLETION, CONTEXT, CONVERSATION, ClassWeights, Data, Evaluate, Every,
+    IGNORED_COLUMNS, Limit, Memory, Metric, Model, ModelTask, Note, Optimizer, PROMPT, Paths, PipelineFile, Precision,
+    Save, Schedule, ScheduleKind, Task, TrainFile, Warmup,
 };
 use pipe_spec::text::{ByteSize, Name};
 use serde_json::Value;
@@ -21,6 +21,9 @@ use super::survey::{Field, Survey};
 /// Rows of a window, and columns, of a time series that could not be read.
 const UNKNOWN_WINDOW: u32 = 60;
 const UNKNOWN_FEATURES: usize = 8;
+
+/// The learning rate of an adapter: its matrices are few, and the first of them begin at 0.
+const ADAPTER_LR: f64 = 2.0e-4;
 
 /// Answers from flags, from a person and from this machine.
 #[derive(Clone)]
@@ -61,6 +64,8 @@ pub struct Draft {
     /// Whether a tokenizer lies beside the data.
     pub has_tokenizer: bool,
     pub batch: u32,
+    /// Whether an adapter is trained, and not all weights.
+    pub has_adapter: bool,
 }
 
 impl Draft {
@@ -117,6 +122,7 @@ impl Draft {
             has_tokenizer: tokenizer.is_some(),
             // A row of a table is small.
             batch: settings.effective_batch.min(if is_small || task == Task::Table { u32::MAX } else { 8 }),
+            has_adapter: false,
             answers,
         }
     }
@@ -131,6 +137,7 @@ impl Draft {
         let generate = if self.answers.task().writes_text() { 3 } else { 0 };
         PipelineFile {
             model: Some(self.model()),
+            adapter: self.has_adapter.then(Adapter::default),
             data: Some(self.data()),
             train: self.train(),
             memory: Memory { limit: gpu_memory.map(Limit::Size), ..Memory::default() },
@@ -187,7 +194,7 @@ impl Draft {
             batch: BatchSetting::Fixed(not_zero(self.batch)),
             effective_batch: Some(not_zero(effective_batch)),
             precision: if mixes { Precision::Bf16Mixed } else { Precision::Fp32 },
-            optimizer: Optimizer { lr, ..Optimizer::default() },
+            optimizer: Optimizer { lr: if self.has_adapter { ADAPTER_LR } else { lr }, ..Optimizer::default() },
             schedule: Schedule { kind: schedule, warmup: Warmup::Share(0.1) },
             class_weights: if balanced { ClassWeights::Balanced } else { ClassWeights::None },
             ..TrainFile::default()
@@ -221,7 +228,7 @@ impl Draft {
             Some(_) => "a folder in Hugging Face layout, or a hub id: owner/name, owner/name@revision",
             None => "instead of config: start from trained weights",
         };
-        vec![
+        let mut notes = vec![
             Note::new("version", "").above(header),
             Note::new("name", "the name of its runs"),
             Note::new("model.arch", others(*arch, task)),
@@ -231,7 +238,12 @@ impl Draft {
             ),
             Note::new("model.config", format!("from scratch; keys as in config.json. {fits}")),
             Note::new("model.from", weights).example(pipe_model::starter(*arch).hub.unwrap_or_default()),
-        ]
+        ];
+        if self.has_adapter {
+            let why = "small matrices are trained beside the weights: all of them would not fit";
+            notes.push(Note::new("adapter.rank", why));
+        }
+        notes
     }
 
     fn notes_on_data(&self) -> Vec<Note> {
@@ -374,7 +386,8 @@ fn others(arch: Arch, task: Task) -> String {
 
 /// The roles of a task, each fed by the column of its name.
 fn example(task: Task) -> String {
-    let usual = task.roles().iter().filter(|role| ![CONVERSATION, CONTEXT, IGNORED_COLUMNS].contains(role));
+    let usual =
+        task.roles().iter().filter(|role| ![CONVERSATION, CONTEXT, IGNORED_COLUMNS, PROMPT, COMPLETION].contains(role));
     let roles: Vec<String> = usual.map(|role| format!("{role}: {role}")).collect();
     format!("{{{}}}", roles.join(", "))
 }
@@ -421,6 +434,7 @@ mod tests {
             card: true,
         };
         Draft {
+            has_adapter: false,
             answers,
             sizes: StarterSizes { model, vocabulary: 300, length: 64, features: 4, window: 20, classes: 3 },
             limits: Limits::unknown(arch.task()),

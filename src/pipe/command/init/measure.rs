@@ -8,8 +8,8 @@ use pipe_spec::model_folder::CONFIG;
 use pipe_spec::pipeline::{Arch, BatchSetting, Checkpointing, Task};
 use serde_json::{Map, Value};
 
-use super::draft::Draft;
-use super::settings::Limits;
+use super::draft::{Answers, Draft};
+use super::settings::{self, Limits};
 use super::survey::Survey;
 use crate::engine::registry;
 use crate::error::Error;
@@ -78,7 +78,8 @@ pub fn config_folder(from: &str, access: HubAccess) -> Result<PathBuf, String> {
 /// The draft with the lengths in tokens, where the trainer can count them.
 pub fn with_tokens(draft: Draft, survey: &Survey) -> Result<Draft, Error> {
     let task = draft.answers.task();
-    if !matches!(task, Task::Seq2Seq | Task::Classification | Task::TokenLabels) {
+    let is_chat = settings::is_chat(&draft.answers.fields);
+    if !matches!(task, Task::Seq2Seq | Task::Classification | Task::TokenLabels) && !is_chat {
         return Ok(draft);
     }
     Ok(match inspect(&draft)? {
@@ -147,6 +148,27 @@ pub fn largest_batch(draft: &Draft, total: u64) -> Option<u32> {
         }
     }
     None
+}
+
+/// Bytes that a parameter takes while all of them are trained in mixed precision with AdamW: itself, its gradient and two moments.
+const BYTES_TRAINED: u64 = 16;
+
+/// The largest model whose weights are all trained where the memory of the card is not known.
+const SMALL_ENOUGH: u64 = 1_000_000_000;
+
+/// Whether an adapter is to be trained instead of all weights, because a card of `total` bytes would not hold them.
+pub fn wants_adapter(draft: &Draft, total: Option<u64>) -> bool {
+    let Answers { arch, from: Some(from), .. } = &draft.answers else { return false };
+    if pipe_model::architecture(*arch).adapts.is_empty() {
+        return false;
+    }
+    let config = config_folder(from, HubAccess::Check).ok().and_then(|folder| read_config(&folder));
+    let Some(Ok(config)) = config.map(|config| pipe_model::read_config(*arch, &config)) else { return false };
+    let parameters: u64 = config.parameters().iter().map(pipe_model::Parameter::count).sum();
+    match total {
+        Some(total) => parameters.saturating_mul(BYTES_TRAINED) > total / 4 * 3,
+        None => parameters > SMALL_ENOUGH,
+    }
 }
 
 #[cfg(test)]

@@ -15,7 +15,7 @@ mod texts;
 
 use std::path::{Path, PathBuf};
 
-use pipe_spec::pipeline::{Arch, Task};
+use pipe_spec::pipeline::{Arch, COMPLETION, CONVERSATION, Task};
 use pipe_spec::text::{ByteSize, Name};
 
 use crate::engine::registry;
@@ -87,9 +87,19 @@ pub fn run(options: &InitOptions) -> Result<(), Error> {
 /// Which model it is, and why, in a sentence.
 fn choice(answers: &Answers) -> String {
     let (name, because) = (answers.arch.name(), because(answers.task(), &answers.fields));
+    let has = |role: &str| answers.fields.iter().any(|(fed, _)| fed == role);
     match (&answers.from, pipe_model::starter(answers.arch).hub) {
         (Some(from), _) => format!("model: {name}, starting from {from}, because {because}"),
         (None, None) => format!("model: {name}, trained from scratch, because {because}"),
+        (None, _) if has(CONVERSATION) && answers.task() == Task::Seq2Seq => format!(
+            "model: {name}, trained from scratch, because {because}, and no trained model is named; \
+             `--model {}` starts from one that can talk",
+            Arch::ALL
+                .iter()
+                .filter(|arch| arch.can(Task::Language))
+                .find_map(|arch| pipe_model::starter(*arch).hub)
+                .unwrap_or_default()
+        ),
         (None, Some(hub)) => format!(
             "model: {name}, trained from scratch, because {because}, and no trained model is named; \
              `--model {hub}` starts from one"
@@ -106,6 +116,8 @@ fn because(task: Task, fields: &[Field]) -> &'static str {
         Task::Classification => "the data has a text and a label",
         Task::Contrastive => "the data has pictures with texts",
         Task::TimeSeries => "the data has numbers with a label, row after row",
+        Task::Language if has(CONVERSATION) => "the data holds conversations, and it learns what the assistant says",
+        Task::Language if has(COMPLETION) => "the data has questions with their answers",
         Task::Language => "the data has texts and nothing to predict about them",
         Task::TokenLabels => "the data has a label for each token",
         Task::Table => "the data has numbers and categories, and no order in time",

@@ -1,7 +1,7 @@
 //! The task that the columns of the data are good for, and which column feeds which role of it.
 
 use pipe_data::Layout;
-use pipe_spec::pipeline::{Arch, CONTEXT, IGNORED_COLUMNS, Task};
+use pipe_spec::pipeline::{Arch, COMPLETION, CONTEXT, CONVERSATION, IGNORED_COLUMNS, PROMPT, Task};
 
 use super::column::{Column, ColumnKind, name_rank};
 use super::survey::{Field, Survey};
@@ -80,8 +80,10 @@ fn task_of_columns(survey: &Survey) -> Result<Task, String> {
     }
 }
 
-/// Names of a text to read and one to write, whatever the texts look like. The second pair is Alpaca's, the third Dolly's.
-const PAIRS: [(&str, &str); 3] = [("source", "target"), ("instruction", "output"), ("instruction", "response")];
+/// Names of a text to read and one to write, whatever the texts look like. The second pair is Alpaca's, the third Dolly's, the last
+/// TRL's.
+const PAIRS: [(&str, &str); 4] =
+    [("source", "target"), ("instruction", "output"), ("instruction", "response"), ("prompt", "completion")];
 
 /// The same where there is no label: beside one, a question and an answer are both read.
 const QUESTION: (&str, &str) = ("question", "answer");
@@ -239,7 +241,7 @@ impl<'a> Choice<'a> {
             }
         }
         if !self.has(CONTEXT)
-            && let Some(column) = self.context()
+            && let Some(column) = self.context("source")
         {
             self.feed(CONTEXT, column);
         }
@@ -249,9 +251,9 @@ impl<'a> Choice<'a> {
     }
 
     /// The column that an instruction or a question is about, where some row has something in it.
-    fn context(&self) -> Option<&'a Column> {
+    fn context(&self, asked: &str) -> Option<&'a Column> {
         let is_about = |source: &&Column| ["instruction", QUESTION.0].contains(&source.name.as_str());
-        self.survey.fed(&self.fields, "source").filter(is_about)?;
+        self.survey.fed(&self.fields, asked).filter(is_about)?;
         let is_filled = |column: &Column| column.range.is_none() && column.empty < self.survey.looked_at;
         let free = self.free(is_filled);
         CONTEXTS.iter().find_map(|name| free.iter().copied().find(|column| column.name == *name))
@@ -326,11 +328,25 @@ impl<'a> Choice<'a> {
         Ok(())
     }
 
+    /// Conversations, questions with their answers, or texts.
     fn language(&mut self) -> Result<(), String> {
-        match self.survey.layout {
-            Layout::Documents => Ok(()),
-            _ => self.need("text", |column| column.kind == ColumnKind::Text),
+        if self.survey.layout == Layout::Documents || [CONVERSATION, COMPLETION].iter().any(|role| self.has(role)) {
+            return Ok(());
         }
+        let is_open = self.fields.is_empty();
+        if is_open && let Some(column) = self.pick(CONVERSATION, |column| column.kind == ColumnKind::Messages) {
+            self.feed(CONVERSATION, column);
+            return Ok(());
+        }
+        if is_open && let Some((asked, answer)) = named_pair(self.survey) {
+            self.feed(PROMPT, asked);
+            self.feed(COMPLETION, answer);
+            if let Some(column) = self.context(PROMPT) {
+                self.feed(CONTEXT, column);
+            }
+            return Ok(());
+        }
+        self.need("text", |column| column.kind == ColumnKind::Text)
     }
 
     fn series(&mut self) -> Result<(), String> {

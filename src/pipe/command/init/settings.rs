@@ -2,7 +2,7 @@
 
 use pipe_model::{ModelSize, Starter};
 use pipe_spec::Inspection;
-use pipe_spec::pipeline::{CONTEXT, Task};
+use pipe_spec::pipeline::{COMPLETION, CONTEXT, CONVERSATION, PROMPT, Task};
 
 use super::column::{Column, ColumnKind};
 use super::survey::{Field, Survey};
@@ -145,10 +145,16 @@ fn best(facts: &Facts<'_>) -> &'static str {
     }
 }
 
+/// Whether rows are conversations, or questions with their answers.
+pub fn is_chat(fields: &[Field]) -> bool {
+    fields.iter().any(|(role, _)| [CONVERSATION, COMPLETION].contains(&role.as_str()))
+}
+
 /// The samples that steps count: rows, windows, or sequences of tokens.
 pub fn samples(task: Task, survey: &Survey, fields: &[Field], limits: Limits, window: u32) -> u64 {
     match task {
         Task::TimeSeries => survey.rows.saturating_sub(u64::from(window)),
+        Task::Language if is_chat(fields) => survey.rows,
         Task::Language => {
             let texts = || survey.columns.iter().filter(|column| column.kind == ColumnKind::Text);
             let column = survey.fed(fields, "text").or_else(|| texts().next());
@@ -240,6 +246,12 @@ impl Limits {
             (Task::Classification, _) => limits.length = limit(of("text").and(of("text_pair"))),
             (Task::Contrastive, _) => limits.length = limit(of("text")).min(77),
             (Task::TokenLabels, _) => limits.length = limit(of("tokens")),
+            (Task::Language, Some(column)) if column.kind == ColumnKind::Messages => {
+                limits.length = limit(column.tokens.and(column.answer_tokens));
+            }
+            (Task::Language, _) if is_chat(fields) => {
+                limits.length = limit(of(PROMPT).and(of(COMPLETION)).and(of(CONTEXT)));
+            }
             (Task::Language, _) if is_small => limits.length = 128,
             (Task::Language | Task::TimeSeries | Task::Table | Task::PictureClasses, _) => {}
         }

@@ -101,7 +101,7 @@ async fn with_inputs(
     reporter: &Reporter,
     interrupts: &mut Interrupts,
 ) -> Result<Lock, Error> {
-    let model = inputs.model.iter().flat_map(model_files).collect::<Vec<_>>();
+    let model = inputs.model.iter().chain(&inputs.adapter).flat_map(model_files).collect::<Vec<_>>();
     let hasher = Hasher::new(inputs.all().chain(&model), reporter);
     let inputs = inputs.clone();
     interrupt::run_interruptibly(interrupts, move || hash_inputs(lock, &inputs, &model, hasher)).await

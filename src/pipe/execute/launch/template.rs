@@ -72,6 +72,8 @@ pub fn trainer_spec(
         device_index: 0,
         threads: None,
         model: training.model.clone(),
+        base_model: training.adapter.as_ref().and(training.model.from.clone()),
+        adapter: training.adapter.clone(),
         tokenizer: inputs.tokenizer.first().map(&path),
         data: training.data.clone(),
         train: training.train.clone(),
@@ -81,6 +83,9 @@ pub fn trainer_spec(
         maths_changed: false,
     };
     spec.model.from = inputs.model.as_ref().map(text);
+    if let Some(adapter) = &mut spec.adapter {
+        adapter.from = inputs.adapter.as_ref().map(text);
+    }
     spec.data.train = paths(&inputs.train);
     spec.data.eval = training.data.eval.as_ref().map(|_| paths(&inputs.eval));
     spec.data.tokenizer = None;

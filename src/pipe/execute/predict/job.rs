@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use pipe_spec::pipeline::{Checkpointing, ClassWeights, Container, Gpus, Limit, Paths};
+use pipe_spec::pipeline::{Adapter, Checkpointing, ClassWeights, Container, Gpus, Limit, Paths};
 use pipe_spec::predict::Predicted;
 use pipe_spec::trainer::error_message;
 use pipe_spec::{Device, PredictEvent, PredictSpec, Rank, TrainerExit, model_folder};
@@ -14,7 +14,7 @@ use super::{Rows, Subject};
 use crate::engine::{Ending, Engine, JobProgram, Launch, Line, Mounts, Resources, Source, StartedJob};
 use crate::error::Error;
 use crate::execute::launch::{self, template::CONTAINER_RUN_FOLDER};
-use crate::input::Input;
+use crate::input::{Input, Inputs};
 use crate::report::Reporter;
 use crate::system::files::write_json;
 use crate::system::interrupt::Interrupts;
@@ -111,7 +111,9 @@ impl Job<'_> {
         settings.threads = subject.container.cpus.map(|cpus| (cpus.ceil() as u32).max(1));
         settings.model.config = None;
         settings.model.from = rows.inputs().model.as_ref().map(seen_input).map(text);
-        settings.tokenizer = rows.inputs().model.as_ref().and_then(|model| {
+        settings.adapter = rows.inputs().adapter.as_ref().map(seen_input).map(text).map(Adapter::trained);
+        let Inputs { model, adapter, .. } = rows.inputs();
+        settings.tokenizer = adapter.as_ref().or(model.as_ref()).and_then(|model| {
             let name = model_folder::find_tokenizer(&model.host, settings.model.arch)?[0];
             Some(seen_input(model).join(name))
         });

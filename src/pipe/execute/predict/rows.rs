@@ -13,7 +13,7 @@ use crate::error::Error;
 use crate::input::data_cache::{self, ColumnSelection, PreparedInputs};
 use crate::input::hub::{Hub, HubAccess};
 use crate::input::preflight::NotFound;
-use crate::input::{Input, Inputs, load};
+use crate::input::{ADAPTER_FOLDER, Input, Inputs, load};
 use crate::report::Reporter;
 use crate::system::interrupt::{self, Interrupts};
 
@@ -53,7 +53,12 @@ impl Rows {
         let paths = Paths(data.iter().map(path).collect());
         let columns = ColumnSelection::for_prediction(task, &subject.settings.data, keep);
         let inputs = find(paths, task, columns.clone(), reporter, interrupts).await?;
-        let inputs = Inputs { model: Some(model(&subject.model)), ..inputs };
+        let own = folder_input(&subject.model, if subject.base.is_some() { ADAPTER_FOLDER } else { "/pipe/model" });
+        let (model, adapter) = match &subject.base {
+            Some(base) => (find_base(base.clone(), subject, reporter, interrupts).await?, Some(own)),
+            None => (own, None),
+        };
+        let inputs = Inputs { model: Some(model), adapter, ..inputs };
         let prepared = data_cache::prepare_inputs(&inputs, columns, reporter, interrupts).await?;
         Ok(Self { prepared, stdin })
     }
@@ -73,9 +78,35 @@ impl Rows {
     }
 }
 
-fn model(folder: &Path) -> Input {
+fn folder_input(folder: &Path, mounted: &str) -> Input {
     let (host, written) = (folder.to_owned(), folder.to_owned());
-    Input { host, written, mounted: PathBuf::from("/pipe/model"), mount: None, prepared: None }
+    Input { host, written, mounted: PathBuf::from(mounted), mount: None, prepared: None }
+}
+
+/// The model that an adapter was trained for.
+async fn find_base(
+    from: String,
+    subject: &Subject,
+    reporter: &Reporter,
+    interrupts: &mut Interrupts,
+) -> Result<Input, Error> {
+    let (progress, arch, known) = (reporter.fetch_progress(), subject.settings.model.arch, subject.variables.clone());
+    let work = move || {
+        let hub = Hub::new(&known, HubAccess::Fetch, &[], progress);
+        Inputs::find_model(&from, arch, &known, &hub).map_err(in_words)
+    };
+    interrupt::run_interruptibly(interrupts, work).await
+}
+
+/// Problems of paths of the command line have no place in a file.
+fn in_words(error: NotFound) -> Error {
+    match error {
+        NotFound::Problems(problems) => {
+            let messages: Vec<String> = problems.0.iter().map(|problem| problem.message.clone()).collect();
+            Error::Rows { message: messages.join("\n") }
+        }
+        NotFound::Error(error) => error,
+    }
 }
 
 async fn find(
@@ -90,13 +121,7 @@ async fn find(
         let hub = Hub::new(&load::variables(), HubAccess::Fetch, &[], progress);
         // Paths of the command line have no variables.
         let found = Inputs::find_rows(&paths, task, &columns, &Variables::new(None, std::iter::empty()), &hub);
-        found.map_err(|error| match error {
-            NotFound::Problems(problems) => {
-                let messages: Vec<String> = problems.0.iter().map(|problem| problem.message.clone()).collect();
-                Error::Rows { message: messages.join("\n") }
-            }
-            NotFound::Error(error) => error,
-        })
+        found.map_err(in_words)
     };
     interrupt::run_interruptibly(interrupts, work).await
 }

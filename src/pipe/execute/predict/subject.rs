@@ -7,8 +7,8 @@ use std::fs::File;
 use std::io::{BufReader, BufWriter, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
-use pipe_spec::model_folder::CONFIG;
-use pipe_spec::pipeline::{Arch, Container, EngineRequest, Task};
+use pipe_spec::model_folder::{ADAPTER_CONFIG, CONFIG};
+use pipe_spec::pipeline::{Arch, Container, EngineRequest, Pipeline, Task};
 use pipe_spec::{Status, TrainerSpec, Variables};
 use tempfile::TempDir;
 
@@ -17,15 +17,20 @@ use crate::error::Error;
 use crate::execute::launch::template::trainer_spec;
 use crate::input::{Inputs, load, read_config};
 use crate::run::{self, Listed};
-use crate::system::files::absolute;
+use crate::system::files::{self, absolute};
+
+/// Bytes of an adapter_config.json at most.
+const LARGEST_CONFIG: u64 = 16 << 20;
 
 pub struct Subject {
     /// The id of the run.
     pub run: Option<String>,
     /// The engine of the run.
     pub engine: Option<String>,
-    /// The folder of the model.
+    /// The folder of the model; of its adapter, where there is a `base`.
     pub model: PathBuf,
+    /// The model that the adapter was trained for, as the pipeline or adapter_config.json has it.
+    pub base: Option<String>,
     pub container: Container,
     pub engine_request: EngineRequest,
     /// Variables that `container` names.
@@ -75,6 +80,7 @@ impl Subject {
         Ok(Self {
             run: Some(id.clone()),
             engine: Some(run.state.engine.clone()).filter(|name| !name.is_empty()),
+            base: is_adapter(&folder.model()).then(|| base_of(&parsed.pipeline)).flatten(),
             model: absolute(&folder.model()),
             engine_request: parsed.pipeline.engine_request(),
             container: parsed.pipeline.container,
@@ -106,6 +112,7 @@ impl Subject {
         Ok(Self {
             run: None,
             engine: None,
+            base: base_name(folder),
             model: folder.to_owned(),
             container: pipeline.container.clone(),
             engine_request: EngineRequest::default(),
@@ -132,6 +139,22 @@ impl Subject {
         self.settings.data.fields.insert(role.to_owned(), column.to_owned());
         Ok(())
     }
+}
+
+/// Whether a folder holds an adapter instead of a whole model.
+fn is_adapter(folder: &Path) -> bool {
+    folder.join(ADAPTER_CONFIG).is_file()
+}
+
+fn base_of(pipeline: &Pipeline) -> Option<String> {
+    pipeline.training()?.model.from.clone()
+}
+
+/// The model that adapter_config.json names, where a folder has one.
+fn base_name(folder: &Path) -> Option<String> {
+    let text = files::read(&folder.join(ADAPTER_CONFIG), LARGEST_CONFIG).ok()?;
+    let keys: serde_json::Value = serde_json::from_slice(&text).ok()?;
+    keys["base_model_name_or_path"].as_str().map(str::to_owned)
 }
 
 /// A run that has not ended has no model yet: `latest` is the one before.

@@ -9,15 +9,17 @@ mod tokenizer;
 use std::path::{Path, PathBuf};
 
 use pipe_data::{is_picture, list_pictures};
+use pipe_model::ConfigError;
+use pipe_model::adapter::Lora;
 use pipe_spec::lock::LockedRepository;
-use pipe_spec::model_folder::CONFIG;
-use pipe_spec::pipeline::{Arch, Image, Paths, Pipeline, Problems, Task};
+use pipe_spec::model_folder::{ADAPTER_CONFIG, ADAPTER_WEIGHTS, CONFIG};
+use pipe_spec::pipeline::{Adapter, Arch, Image, Paths, Pipeline, Problems, Task};
 use pipe_spec::{Variables, variables};
 use remote::{Source, in_repository};
 
 use super::data_cache::{self, ColumnSelection, Format};
 use super::hub::{DataAddress, Failure, Hub, HubAccess, MissingFile, Snapshot};
-use super::{Input, Inputs, Mount};
+use super::{ADAPTER_FOLDER, Input, Inputs, Mount};
 use crate::engine::EngineSockets;
 use crate::error::Error;
 use crate::system::digests::Weights;
@@ -52,6 +54,7 @@ impl Inputs {
         let from = training.model.from.as_ref();
         let model = from.and_then(|from| finder.model(from, training.model.arch, own_tokenizer));
         finder.model_config(&training.model, model.as_ref());
+        let adapter = training.adapter.as_ref().and_then(|adapter| finder.adapter(adapter, training.model.arch));
         let unfetched = finder.unfetched_tokenizer;
         // Nothing more is said of a model that does not exist.
         let is_lost = own_tokenizer && from.is_some() && model.is_none();
@@ -88,9 +91,26 @@ impl Inputs {
             finder.check_mounts(&sockets, "data.eval", &eval);
             finder.check_mounts(&sockets, "data.tokenizer", &tokenizer);
             finder.check_mounts(&sockets, "model.from", model.as_slice());
+            finder.check_mounts(&sockets, "adapter.from", adapter.as_slice());
         }
         finder.check()?;
-        Ok(Self { train, eval, tokenizer, tokenizer_training, model, hub: finder.repositories, all_local })
+        let hub = finder.repositories;
+        Ok(Self { train, eval, tokenizer, tokenizer_training, model, adapter, hub, all_local })
+    }
+
+    /// Finds the model that an adapter was trained for, and fetches it where it is on the hub.
+    pub fn find_model(from: &str, arch: Arch, known: &Variables, hub: &Hub) -> Result<Input, NotFound> {
+        const KEY: &str = "model.from";
+        let mut finder = Finder::new(known, hub);
+        let model = finder.model(from, arch, false);
+        finder.check()?;
+        let missing = std::mem::take(&mut finder.missing);
+        if let Err(error) = hub.fetch(&missing) {
+            finder.failed(KEY, error.failure);
+        }
+        finder.check_mounts(&EngineSockets::find(), KEY, model.as_slice());
+        finder.check()?;
+        Ok(model.expect("a model that is not found is a problem"))
     }
 
     /// Finds rows to predict, and fetches those of the hub.
@@ -321,6 +341,25 @@ impl<'a> Finder<'a> {
         }
     }
 
+    /// Checks the adapter; its folder, where it continues from one.
+    fn adapter(&mut self, adapter: &Adapter, arch: Arch) -> Option<Input> {
+        if let Err(ConfigError { key, message }) = Lora::new(adapter, pipe_model::architecture(arch)) {
+            self.problem(&key, message);
+        }
+        let from = adapter.from.as_deref()?;
+        let folder = self.input(from, ADAPTER_FOLDER);
+        for name in [ADAPTER_CONFIG, ADAPTER_WEIGHTS] {
+            if !folder.host.join(name).is_file() {
+                self.problem(
+                    "adapter.from",
+                    format!("{from} has no {name}; it must be a folder that pipe or PEFT has saved"),
+                );
+                return None;
+            }
+        }
+        Some(folder)
+    }
+
     /// Checks the files that the image is built from.
     fn container(&mut self, pipeline: &Pipeline) {
         if let Some(Image::Dockerfile(path)) = &pipeline.container.image
@@ -419,7 +458,7 @@ fn plain(error: &std::io::Error) -> String {
 }
 
 /// The folders that these pipelines name, and the commands that fill them.
-const COMMANDS: [(&str, &str); 8] = [
+const COMMANDS: [(&str, &str); 9] = [
     ("data/car-clip", "pipe-trainer data pictures --rows 20000 --seed 1 --size 224 --out data/car-clip"),
     ("data/car-kinds", "pipe-trainer data pictures --rows 2000 --seed 1 --size 64 --out data/car-kinds"),
     ("data/demo", "pipe-trainer data recipes --rows 2000 --seed 7 --out data/demo"),
@@ -427,6 +466,7 @@ const COMMANDS: [(&str, &str); 8] = [
     ("data/series", "pipe-trainer data series --rows 200000 --features 32 --seed 1 --out data/series"),
     ("data/table", "pipe-trainer data table --rows 2000 --seed 1 --out data/table"),
     ("data/stories", "pipe-trainer data stories --rows 20000 --seed 1 --out data/stories"),
+    ("data/talks", "pipe-trainer data talks --rows 2000 --seed 1 --out data/talks"),
     ("data/text-hpo", "pipe-trainer data texts --rows 20000 --seed 1 --out data/text-hpo"),
 ];
 

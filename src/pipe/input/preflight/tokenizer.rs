@@ -6,7 +6,7 @@ use std::iter;
 use std::path::Path;
 
 use pipe_model::ConfigError;
-use pipe_spec::model_folder::{self, CONFIG, TOKENIZER_JSON, TOKENIZER_SETTINGS};
+use pipe_spec::model_folder::{self, CHAT_TEMPLATE, CONFIG, TOKENIZER_JSON, TOKENIZER_SETTINGS};
 use pipe_spec::pipeline::{Arch, Model, Task, Training};
 use serde_json::{Map, Value};
 
@@ -66,7 +66,7 @@ impl Finder<'_> {
             mount: first.mount.clone(),
             prepared: None,
         };
-        let others: Vec<Input> = set.iter().chain(&TOKENIZER_SETTINGS).map(beside).collect();
+        let others: Vec<Input> = set.iter().chain(&TOKENIZER_SETTINGS).chain(&[CHAT_TEMPLATE]).map(beside).collect();
         for missing in others.iter().take(set.len()).filter(|input| !input.host.is_file()) {
             let message =
                 format!("{} needs {}, which does not exist", first.written.display(), missing.written.display());
