@@ -26,7 +26,7 @@ def compare(trainer, name, precision, checkpointing):
     with tempfile.TemporaryDirectory() as work:
         out = os.path.join(work, "out.safetensors")
         command = [f"{trainer}-bench", "parity", "--model", folder, "--batch", os.path.join(folder, "batch.safetensors"), "--out", out,
-                   "--precision", precision, "--cuda", *(["--checkpointing"] if checkpointing else [])]
+                   *(["--adapter", f"{folder}/adapter"] if os.path.isdir(f"{folder}/adapter") else []), "--precision", precision, "--cuda", *(["--checkpointing"] if checkpointing else [])]
         env = {**os.environ, "LD_LIBRARY_PATH": os.path.join(torch.__path__[0], "lib")}
         ended = subprocess.run(command, capture_output=True, text=True, env=env)
         if ended.returncode != 0:

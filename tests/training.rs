@@ -12,6 +12,8 @@ mod cluster_queue;
 mod clusters;
 #[path = "training/data_files.rs"]
 mod data_files;
+#[path = "training/decoders.rs"]
+mod decoders;
 #[path = "training/detach_and_resume.rs"]
 mod detach_and_resume;
 #[path = "training/exactness.rs"]
@@ -68,6 +70,7 @@ fn main() -> ExitCode {
     labels::tests(&mut suite);
     ranks::tests(&mut suite);
     golden::tests(&mut suite);
+    decoders::tests(&mut suite);
     minilm::tests(&mut suite);
     mu_sota::tests(&mut suite);
     hybrid::tests(&mut suite);

@@ -56,6 +56,14 @@ const OTHERS: &[&str] = &[
     "deberta-conv",
     "deberta-absolute",
     "deberta-encoder",
+    "llama-biases",
+    "llama-linear",
+    "llama-lora",
+    "llama-rope3",
+    "llama-yarn",
+    "mistral-window",
+    "qwen2-window",
+    "qwen3",
 ];
 
 pub fn tests(suite: &mut Suite) {

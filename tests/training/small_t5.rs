@@ -20,9 +20,13 @@ pub fn run_trainer(args: &[&str]) -> Answer {
 
 /// One batch of a fixture through a model: what `pipe-trainer-bench parity` prints.
 pub fn run_parity(model: &str, batch: &str, out: &str) -> Answer {
-    let args = ["parity", "--model", model, "--batch", batch, "--out", out];
+    let mut args = vec!["parity", "--model", model, "--batch", batch, "--out", out];
+    let adapter = format!("{model}/adapter");
+    if Path::new(&adapter).is_dir() {
+        args.extend(["--adapter", &adapter]);
+    }
     let program = env!("CARGO_BIN_EXE_pipe-trainer-bench");
-    let output = Command::new(program).args(args).env("OMP_WAIT_POLICY", "PASSIVE").output().unwrap();
+    let output = Command::new(program).args(&args).env("OMP_WAIT_POLICY", "PASSIVE").output().unwrap();
     Answer::new(format!("pipe-trainer-bench {}", args.join(" ")), output)
 }
 
