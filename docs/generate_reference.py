@@ -43,6 +43,7 @@ keys with it. Each line below has the key, its values, its default and its meani
 # What a section is for, in one or two sentences, with a link to the page that explains it.
 SECTIONS = {
     "model": "Which model is trained: [models.md](models.md).",
+    "adapter": "Small matrices that are trained beside frozen weights: [chat.md](chat.md#adapters).",
     "data": "What it is trained on: [data.md](data.md); from the Hugging Face hub: [hub.md](hub.md).",
     "train": "The training itself. A retry after out of memory changes `batch` and `accum`, never `effective_batch`: "
     "[out-of-memory.md](out-of-memory.md).",
