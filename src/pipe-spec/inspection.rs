@@ -12,6 +12,9 @@ pub struct Inspection {
     /// How a step is cut, where that depends on the lengths of the data (`train.split: fill`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub step_parts: Option<StepParts>,
+    /// The first conversation as the model reads it: pieces of text, each with whether the loss counts it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub example: Vec<(String, bool)>,
     /// Notices about the rows, such as those that are skipped.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notices: Vec<String>,

@@ -12,10 +12,13 @@ use pipe_spec::inspection::{ClassCount, Lengths, Split, StepParts};
 use pipe_spec::pipeline::{self, BatchSetting, Data, Limit};
 use tch::Device;
 
-use crate::data::{self, ALIGNED_COLUMNS, Column, PartShape, Reader, Sample, SampleOrder, Source, sort_longest_first};
+use crate::data::{
+    self, ALIGNED_COLUMNS, Column, IGNORED, PartShape, Reader, Sample, SampleOrder, Source, sort_longest_first,
+};
 use crate::error::TrainerError;
 use crate::model::Definition;
 use crate::session::spec;
+use crate::tokenizer::Tokens;
 use crate::train::StepSplitter;
 
 /// Rows of tokens that are read at most, evenly spread over the data: some seconds of work.
@@ -54,15 +57,35 @@ pub fn inspect(spec_file: &Path) -> Result<(), TrainerError> {
             mean_parts(&splitter, &reader, &mut order, most)?.map(|parts| StepParts { samples, parts })
         }
     };
+    let example = match &sources.tokens {
+        Some(tokens) if spec.data.is_chat() => example(sources.train.as_ref(), tokens)?,
+        _ => Vec::new(),
+    };
     let split = |source: Arc<dyn Source>| {
         Counter { data: &spec.data, task_data: &task_data, classes: definition.class_names() }
             .count(&Reader { source, pool: Arc::clone(&pool) })
     };
     let (train, eval) = (split(sources.train)?, sources.eval.map(split).transpose()?);
-    let inspection = Inspection { train, eval, steps, step_parts, notices: sources.notices };
+    let inspection = Inspection { train, eval, steps, step_parts, example, notices: sources.notices };
     let text = serde_json::to_string(&inspection).expect("it is plain data");
     let write = writeln!(std::io::stdout(), "{text}");
     write.map_err(|source| TrainerError::Io { path: "stdout".into(), source })
+}
+
+/// The first row that has something to learn, in pieces that the loss counts or does not.
+fn example(source: &dyn Source, tokens: &Tokens) -> Result<Vec<(String, bool)>, TrainerError> {
+    let found = (0..source.len()).map(|row| source.peek(row)).find_map(Result::transpose).transpose()?;
+    let Some(sample) = found else { return Ok(Vec::new()) };
+    let (Some(Column::Tokens(ids)), Some(Column::PerToken(labels))) = (sample.column("ids"), sample.column("labels"))
+    else {
+        return Ok(Vec::new());
+    };
+    let rows: Vec<(i64, bool)> = ids.iter().copied().zip(labels.iter().map(|label| *label != IGNORED)).collect();
+    let piece = |piece: &[(i64, bool)]| {
+        let ids: Vec<i64> = piece.iter().map(|(id, _)| *id).collect();
+        Ok((tokens.decode_whole(&ids)?, piece[0].1))
+    };
+    rows.chunk_by(|one, next| one.1 == next.1).map(piece).collect()
 }
 
 /// Parts of the first steps, on average, as long as they have no more than `most` rows; nothing where they have none.

@@ -60,7 +60,7 @@ fn main() {
     let spec: TrainerSpec = serde_json::from_slice(&fs::read(path).expect("the spec")).expect("the spec");
     if std::env::args().nth(1).as_deref() == Some("inspect") {
         let train = Split { rows: 1, read: 1, ..Split::default() };
-        let inspection = Inspection { train, eval: None, steps: 3, step_parts: None, notices: Vec::new() };
+        let inspection = Inspection { train, eval: None, steps: 3, step_parts: None, example: Vec::new(), notices: Vec::new() };
         return println!("{}", serde_json::to_string(&inspection).expect("it is plain data"));
     }
     let fits = u64::from(spec.train.batch()) <= number;

@@ -154,6 +154,13 @@ fn refused() {
     folder.pipe(&["check", "b.yaml"]).exits(3).says("found \"lm_head\"; allowed: all-linear, q_proj, k_proj");
     folder.write("c.yaml", chat.replace("adapter: {targets: [q_proj, lm_head]}", "save: {merge: true}"));
     folder.pipe(&["check", "c.yaml"]).exits(3).says("save.merge: only with an `adapter`");
+    let adapter = fixture("chat-llama-lora").join("adapter");
+    std::fs::create_dir(folder.path().join("alone")).unwrap();
+    std::fs::copy(adapter.join("adapter_config.json"), folder.path().join("alone/adapter_config.json")).unwrap();
+    std::fs::copy(fixture("chat-llama").join("config.json"), folder.path().join("alone/config.json")).unwrap();
+    let model = fixture("chat-llama").display().to_string();
+    folder.write("e.yaml", chat.replace(&format!("from: {model}}}"), "from: alone}"));
+    folder.pipe(&["check", "e.yaml"]).exits(3).says("alone holds an adapter alone; give its model as model.from");
     folder.write("d.yaml", chat.replace("targets: [q_proj, lm_head]", "from: nowhere"));
     folder.pipe(&["check", "d.yaml"]).exits(3).says("adapter.from: nowhere has no adapter_config.json");
 }
@@ -201,7 +208,8 @@ fn from_scratch() {
         );
         let checked = folder.pipe(&["check", "chat.yaml"]).exits(0);
         assert!(checked.stdout.contains("conversations are written in ChatML"), "{checked}");
-        folder.pipe(&["run", "chat.yaml", "--engine", "process"]).exits(0).says("perplexity");
+        assert!(checked.stdout.contains("»"), "{checked}");
+        folder.pipe(&["run", "chat.yaml", "--engine", "process"]).exits(0).says_not("learned nothing");
         let answer = folder.pipe(&["predict", "latest", "--data", "question.jsonl"]).exits(0);
         assert_eq!(answer.json()["text"], "white", "{fields}: {answer}");
     }

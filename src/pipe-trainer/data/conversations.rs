@@ -3,7 +3,7 @@
 
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use pipe_data::Rows;
 use pipe_spec::TrainerSpec;
@@ -70,6 +70,8 @@ struct Speech {
     cut: AtomicU64,
     /// Rows in which nothing is left to learn.
     silent: AtomicU64,
+    /// Sentences about rows that are skipped.
+    skipped: Mutex<Vec<String>>,
 }
 
 impl Speech {
@@ -84,7 +86,7 @@ impl Speech {
             template => (template.map_err(|error| fail(tokenizer, &error))?, Vec::new()),
         };
         let zero = AtomicU64::default;
-        Ok((Self { template, unmarked: zero(), cut: zero(), silent: zero() }, notices))
+        Ok((Self { template, unmarked: zero(), cut: zero(), silent: zero(), skipped: Mutex::default() }, notices))
     }
 
     fn notices(&self) -> Vec<String> {
@@ -98,7 +100,8 @@ impl Speech {
         let cut = rows(&self.cut).map(|rows| format!("{rows} longer than data.max_length: cut at their end"));
         let silent = rows(&self.silent)
             .map(|rows| format!("{rows} left out: nothing that the assistant says is within data.max_length"));
-        [unmarked, cut, silent].into_iter().flatten().collect()
+        let skipped = std::mem::take(&mut *self.skipped.lock().unwrap_or_else(PoisonError::into_inner));
+        skipped.into_iter().chain([unmarked, cut, silent].into_iter().flatten()).collect()
     }
 }
 
@@ -180,11 +183,18 @@ impl Conversations {
                 skipped.add(index, "a conversation");
                 return Ok([0]);
             }
-            opened.check(index)
+            match opened.check(index) {
+                Err(error) if data.skip_bad && !matches!(error, TrainerError::OutOfMemory { .. }) => {
+                    tracing::debug!("{error}");
+                    skipped.add(index, "a conversation that can be read");
+                    Ok([0])
+                }
+                checked => checked,
+            }
         })?;
         opened.longest_rows = found.rows();
         let notices = skipped.leave_out(&mut opened.rows)?;
-        notices.into_iter().for_each(|notice| tracing::warn!("{notice}"));
+        speech.skipped.lock().unwrap_or_else(PoisonError::into_inner).extend(notices);
         let Self { longest_rows, rows, .. } = &mut opened;
         *longest_rows = longest_rows.iter().filter_map(|row| rows.index_of(*row)).collect();
         Ok(opened)

@@ -189,6 +189,12 @@ impl Tokens {
         self.guarded(|| self.tokenizer.decode(&tokens, true))
     }
 
+    /// With the special tokens.
+    pub fn decode_whole(&self, tokens: &[i64]) -> Result<String, TrainerError> {
+        let tokens: Vec<u32> = tokens.iter().filter_map(|token| u32::try_from(*token).ok()).collect();
+        self.guarded(|| self.tokenizer.decode(&tokens, false))
+    }
+
     /// A panic of the tokenizer is an error of its file.
     fn guarded<T>(&self, work: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, TrainerError> {
         file::guarded(|| work().map_err(|error| error.to_string())).map_err(|message| self.fail(message))

@@ -146,7 +146,28 @@ pub fn summary(inspection: &Inspection) -> Vec<String> {
     lines.extend(inspection.eval.iter().flat_map(|eval| split("eval", eval)));
     lines.push(format!("steps  {}", grouped(inspection.steps)));
     lines.extend(inspection.step_parts.map(parts));
+    lines.extend(example(&inspection.example));
     lines.extend(inspection.notices.iter().map(|notice| format!("note   {notice}")));
+    lines
+}
+
+/// Lines of a conversation that are shown, and characters of each.
+const SHOWN_LINES: usize = 12;
+const SHOWN_CHARS: usize = 160;
+
+/// The first conversation, with marks around what the loss counts.
+fn example(pieces: &[(String, bool)]) -> Vec<String> {
+    if pieces.is_empty() {
+        return Vec::new();
+    }
+    let marked = |(text, counts): &(String, bool)| if *counts { format!("»{text}«") } else { text.clone() };
+    let text: String = pieces.iter().map(marked).collect();
+    let plain = |line: &str| line.chars().filter(|c| !c.is_control()).take(SHOWN_CHARS).collect::<String>();
+    let mut lines = vec!["first  conversation; the loss counts what is between » and «".to_owned()];
+    lines.extend(text.lines().take(SHOWN_LINES).map(|line| format!("       {}", plain(line))));
+    if text.lines().count() > SHOWN_LINES {
+        lines.push("       ...".to_owned());
+    }
     lines
 }
 
@@ -266,6 +287,17 @@ mod summary_tests {
     use super::*;
 
     #[test]
+    fn a_conversation_is_shown_with_what_counts() {
+        let piece = |text: &str, counts| (text.to_owned(), counts);
+        let pieces =
+            [piece("<user>\nhi\u{1b}[2J\n<assistant>\n", false), piece("hello<end>", true), piece("\n", false)];
+        let lines = example(&pieces);
+        assert_eq!(lines[1..], ["       <user>", "       hi[2J", "       <assistant>", "       »hello<end>«"]);
+        assert_eq!(example(&[piece(&"a\n".repeat(40), true)]).len(), 14);
+        assert!(example(&[]).is_empty());
+    }
+
+    #[test]
     fn everything_that_was_found_is_listed() {
         let class = |name: &str, rows| ClassCount { name: name.to_owned(), rows };
         let lengths = Lengths { column: "text".to_owned(), mean: 23.6, p95: 61, longest: 1280, at_limit: 0 };
@@ -274,7 +306,7 @@ mod summary_tests {
         let eval = Some(Split { rows: 1, read: 1, ..Split::default() });
         let step_parts = Some(StepParts { samples: 128, parts: 3.125 });
         assert_eq!(
-            summary(&Inspection { train, eval, steps: 1200, step_parts, notices: Vec::new() }),
+            summary(&Inspection { train, eval, steps: 1200, step_parts, example: Vec::new(), notices: Vec::new() }),
             [
                 "train  150,000 rows, 2,000 of them read",
                 "       text: 24 tokens on average, 95 % up to 61, longest 1,280",
@@ -308,7 +340,7 @@ mod warnings_tests {
         let pipeline = registry::parse_pipeline(FILE, &[], &Variables::new(None, std::iter::empty())).unwrap();
         let mut found = warnings(
             pipeline.training().unwrap(),
-            &Inspection { train, eval, steps, step_parts: None, notices: Vec::new() },
+            &Inspection { train, eval, steps, step_parts: None, example: Vec::new(), notices: Vec::new() },
         );
         found.iter_mut().for_each(|text| text.truncate(text.find(": ").unwrap()));
         found

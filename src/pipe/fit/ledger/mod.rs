@@ -9,7 +9,7 @@ mod store;
 use std::sync::LazyLock;
 
 use pipe_spec::event::Point;
-use pipe_spec::pipeline::{Allocator, Checkpointing, Command, Limit, Model, OptimizerKind, Precision, Split};
+use pipe_spec::pipeline::{Adapter, Allocator, Checkpointing, Command, Limit, Model, OptimizerKind, Precision, Split};
 use pipe_spec::text::human_bytes;
 use pipe_spec::{Device, TrainerSpec};
 use regex::Regex;
@@ -71,10 +71,14 @@ impl Key {
     }
 }
 
-/// A name for a model that changes with anything about it.
-pub fn model_hash(model: &Model, config: &serde_json::Map<String, Value>) -> String {
+/// A name for a model that changes with anything about it, and with the size of an adapter that is trained in place of its weights.
+pub fn model_hash(model: &Model, config: &serde_json::Map<String, Value>, adapter: Option<&Adapter>) -> String {
     let sorted: std::collections::BTreeMap<&String, &Value> = config.iter().collect();
-    let text = serde_json::to_string(&(model.arch, sorted)).expect("a config is plain data");
+    let mut text = serde_json::to_string(&(model.arch, sorted)).expect("a config is plain data");
+    if let Some(Adapter { rank, targets, from, dropout, .. }) = adapter {
+        let size = (rank, targets, from, *dropout > 0.0);
+        text += &serde_json::to_string(&size).expect("an adapter is plain data");
+    }
     blake3::hash(text.as_bytes()).to_hex()[..16].to_owned()
 }
 
@@ -190,7 +194,7 @@ impl LedgerJob {
     pub fn of_training(spec: &TrainerSpec, config: &Map<String, Value>) -> Self {
         let text = |value| serde_json::to_value(value).ok().and_then(|value: Value| value.as_str().map(str::to_owned));
         Self {
-            model: model_hash(&spec.model, config),
+            model: model_hash(&spec.model, config, spec.adapter.as_ref()),
             arch: text(spec.model.arch).unwrap_or_default(),
             precision: spec.train.precision,
             optimizer: spec.train.optimizer.kind,
@@ -284,6 +288,16 @@ mod tests {
             driver: "1".to_owned(),
             image: "i".to_owned(),
         }
+    }
+
+    #[test]
+    fn an_adapter_is_another_model_to_fit() {
+        let model = Model { arch: pipe_spec::pipeline::Arch::ALL[0], task: None, from: None, config: None };
+        let hash = |adapter: Option<&Adapter>| model_hash(&model, &serde_json::Map::new(), adapter);
+        let (small, large) = (Adapter::default(), Adapter { rank: 64.try_into().unwrap(), ..Adapter::default() });
+        assert_ne!(hash(None), hash(Some(&small)));
+        assert_ne!(hash(Some(&large)), hash(Some(&small)));
+        assert_eq!(hash(Some(&Adapter { alpha: Some(3.0), ..small.clone() })), hash(Some(&small)));
     }
 
     #[test]

@@ -327,6 +327,12 @@ impl<'a> Finder<'a> {
             return self.problem("model.from", message);
         }
         let Some(weights) = Weights::find(has) else {
+            if has(ADAPTER_CONFIG) {
+                let message = format!(
+                    "{from} holds an adapter alone; give its model as model.from, and this folder as adapter.from"
+                );
+                return self.problem("model.from", message);
+            }
             let expected = Weights::expected();
             return self.problem("model.from", format!("{from} has no weights in a known format: {expected}"));
         };
