@@ -88,6 +88,12 @@ fn one_training() {
     }
     same_curve(&curve(&run(&["--set", "train.checkpointing=true"], 0)), &want, EFFECTIVE, 1e-5);
     same_curve(&curve(&run(&["--set", "train.ranks=2", "--set", "train.batch=2"], 0)), &want, EFFECTIVE, 1e-5);
+    // The adapter drops where nothing else does.
+    let [drops, keeps] = ["0.2", "0.0"].map(|share| {
+        let share = format!("adapter.dropout={share}");
+        curve(&run(&["--set", "train.dropout=0.0", "--set", "train.steps=3", "--set", &share], 0))
+    });
+    assert!((drops[2].2 - keeps[2].2).abs() > 1e-4, "{drops:?} {keeps:?}");
     // Killed in the middle and resumed from a checkpoint that holds the adapter alone: the same bits.
     let folder = Folder::new();
     folder.write("chat.yaml", with_dropout(8));

@@ -57,7 +57,9 @@ impl Llama {
 
     /// The input of the head: [batch, length, hidden_size], in the kind that is computed in.
     fn read(&self, ids: &Tensor, mode: Mode) -> Result<Tensor, TrainerError> {
-        let pass = Pass::new(mode, self.dropout, &self.setup);
+        // Something is drawn where either drops.
+        let adapter = self.setup.adapter.map_or(0.0, |adapter| adapter.dropout);
+        let pass = Pass::new(mode, self.dropout.max(adapter), &self.setup).dropping(self.dropout);
         let length = ids.size2()?.1;
         if length > self.config.max_position_embeddings {
             let message = format!("found {}; a row has {length} tokens", self.config.max_position_embeddings);
