@@ -165,6 +165,12 @@ fn refused() {
     std::fs::copy(adapter.join("adapter_config.json"), folder.path().join("alone/adapter_config.json")).unwrap();
     std::fs::copy(fixture("chat-llama").join("config.json"), folder.path().join("alone/config.json")).unwrap();
     let model = fixture("chat-llama").display().to_string();
+    let mu_sota = chat.replace(&format!("from: {model}}}"), "arch: mu-sota, config: {}}");
+    folder.write("f.yaml", mu_sota.replace("adapter: {targets: [q_proj, lm_head]}\n", ""));
+    folder.pipe(&["check", "f.yaml"]).exits(3).says("conversations are for models that talk");
+    let texts = chat.replace("fields: {messages: messages}", "loss_on: all");
+    folder.write("g.yaml", texts.replace("adapter: {targets: [q_proj, lm_head]}\n", ""));
+    folder.pipe(&["check", "g.yaml"]).exits(3).says("data.loss_on: only for conversations");
     folder.write("e.yaml", chat.replace(&format!("from: {model}}}"), "from: alone}"));
     folder.pipe(&["check", "e.yaml"]).exits(3).says("alone holds an adapter alone; give its model as model.from");
     folder.write("d.yaml", chat.replace("targets: [q_proj, lm_head]", "from: nowhere"));

@@ -8,9 +8,9 @@ use super::bounds::MAX_SAMPLES;
 use super::engines::GivenSection;
 use super::other_names::Transformers;
 use super::{
-    Augment, BatchSetting, Command, CommandTrain, Data, Edit, Engines, Every, Gpus, Limit, Metric, MetricsFormat,
-    Model, Mount, OnOom, PLACEHOLDERS, Pipeline, PipelineFile, Problems, Ranks, Reduce, Task, Track, Train, TrainFile,
-    Training, Work, WorkKind, schema,
+    Augment, BatchSetting, Command, CommandTrain, Data, Edit, Engines, Every, Gpus, Limit, LossOn, Metric,
+    MetricsFormat, Model, Mount, OnOom, PLACEHOLDERS, PROMPT, Pipeline, PipelineFile, Problems, Ranks, Reduce, Task,
+    Track, Train, TrainFile, Training, Work, WorkKind, schema,
 };
 use crate::variables::{self, Variables};
 use crate::yaml::{Node, Structure};
@@ -224,6 +224,16 @@ impl Check<'_> {
         }
         if data.eval_share > 0.0 && data.eval.is_some() {
             self.problem("data.eval_share", "give `eval` or `eval_share`, not both");
+        }
+        let is_chat = task == Task::Language && data.is_chat();
+        if data.loss_on != LossOn::default() && !is_chat {
+            self.problem(
+                "data.loss_on",
+                "only for conversations of a language model: data.fields with messages or completion",
+            );
+        }
+        if data.fields.contains_key(PROMPT) && task == Task::Language && !is_chat {
+            self.problem("data.fields.prompt", "only with a completion: the column with the answers");
         }
         if data.augment.is_some() && task != Task::PictureClasses {
             self.problem("data.augment", format!("only for pictures with a class, not for {}", task.name()));

@@ -29,6 +29,11 @@ pub fn open(opener: &Opener<'_>, task_data: &TaskData) -> Result<Sources, Traine
         panic!("not for rows of tokens: {task_data:?}")
     };
     let data = &opener.spec.data;
+    if data.is_chat() && joins_texts {
+        let message =
+            "conversations are for models that talk, such as llama; this one takes texts: {text: COLUMN}".to_owned();
+        return Err(TrainerError::Data { path: "data.fields".into(), line: None, message });
+    }
     if data.is_chat() {
         return conversations::open(opener, vocab_size, max_length);
     }
