@@ -28,20 +28,13 @@ pub struct Lora {
 
 impl Lora {
     pub fn new(adapter: &Adapter, architecture: &Architecture) -> Result<Self, ConfigError> {
-        let known = architecture.adapts;
-        if known.is_empty() {
-            return Err(fail("adapter", "this architecture cannot have one; leave it out".to_owned()));
-        }
-        let targets = match &adapter.targets {
-            AdapterTargets::AllLinear => known.iter().map(|name| (*name).to_owned()).collect(),
-            AdapterTargets::Named(names) => names.clone(),
-        };
-        if let Some(name) = targets.iter().find(|name| !known.contains(&last_part(name))) {
-            let message = format!("found {name:?}; allowed: all-linear, {}", known.join(", "));
-            return Err(fail("adapter.targets", message));
-        }
-        let (rank, alpha) = (i64::from(adapter.rank.get()), adapter.alpha());
-        Ok(Self { rank, alpha, is_rank_stabilised: adapter.rs, dropout: adapter.dropout, targets })
+        Ok(Self {
+            rank: adapter.rank.get().into(),
+            alpha: adapter.alpha(),
+            is_rank_stabilised: adapter.rs,
+            dropout: adapter.dropout,
+            targets: layers(&adapter.targets, architecture)?,
+        })
     }
 
     /// The factor of the product of the matrices.
@@ -119,24 +112,38 @@ impl Lora {
         }
         let targets = match config.get("target_modules") {
             Some(Value::String(name)) if name == "all-linear" => AdapterTargets::AllLinear,
-            Some(Value::Array(names)) => {
-                AdapterTargets::Named(names.iter().filter_map(Value::as_str).map(str::to_owned).collect())
-            }
-            other => {
-                let found = other.unwrap_or(&Value::Null);
-                return Err(fail("target_modules", format!("found {found}; allowed: a list of names, or all-linear")));
+            _ => {
+                let name = |value: &Value| value.as_str().map(str::to_owned);
+                let names = keys.list("target_modules", "a list of names, or all-linear", name)?;
+                AdapterTargets::Named(names.ok_or_else(|| fail("target_modules", ConfigError::MISSING.to_owned()))?)
             }
         };
-        let rank = keys.required_size("r")?;
-        let adapter = Adapter {
-            rank: u32::try_from(rank).ok().and_then(|rank| rank.try_into().ok()).unwrap_or(Adapter::default().rank),
-            alpha: Some(keys.number("lora_alpha")?.unwrap_or(8.0)),
+        Ok(Self {
+            rank: keys.required_size("r")?,
+            alpha: keys.number("lora_alpha")?.unwrap_or(8.0),
+            is_rank_stabilised: keys.truth("use_rslora")?.unwrap_or(false),
             dropout: keys.dropout("lora_dropout")?.unwrap_or(0.0),
-            targets,
-            rs: keys.truth("use_rslora")?.unwrap_or(false),
-            ..Adapter::default()
-        };
-        Self::new(&adapter, architecture)
+            targets: layers(&targets, architecture)?,
+        })
+    }
+}
+
+/// The layers that `targets` names, all of which the architecture must have.
+fn layers(targets: &AdapterTargets, architecture: &Architecture) -> Result<Vec<String>, ConfigError> {
+    let known = architecture.adapts;
+    if known.is_empty() {
+        return Err(fail("adapter", "this architecture cannot have one; leave it out".to_owned()));
+    }
+    let layers: Vec<String> = match targets {
+        AdapterTargets::AllLinear => known.iter().map(|name| (*name).to_owned()).collect(),
+        AdapterTargets::Named(names) => names.clone(),
+    };
+    match layers.iter().find(|name| !known.contains(&last_part(name))) {
+        None => Ok(layers),
+        Some(name) => {
+            let message = format!("found {name:?}; allowed: all-linear, {}", known.join(", "));
+            Err(fail("adapter.targets", message))
+        }
     }
 }
 
@@ -186,11 +193,15 @@ mod tests {
         let written = lora(json!({"rank": 4, "alpha": 8.0, "dropout": 0.1, "rs": true})).unwrap();
         let config = written.export(Some("owner/name"), "CAUSAL_LM");
         assert_eq!(Lora::read(&config, architecture(Arch::Llama)).unwrap(), written);
+        assert_eq!(written.scale(), 4.0);
+        assert_eq!(lora(json!({"rank": 4, "alpha": 8.0})).unwrap().scale(), 2.0);
         let cases = [
             ("peft_type", json!("IA3"), "peft_type: found \"IA3\"; allowed: LORA"),
             ("use_dora", json!(true), "use_dora: found true; allowed: false"),
             ("rank_pattern", json!({"q_proj": 8}), "rank_pattern: found"),
             ("target_modules", json!(["lm_head"]), "adapter.targets: found \"lm_head\"; allowed: all-linear, q_proj"),
+            ("target_modules", json!(["q_proj", 3]), "target_modules: found [\"q_proj\",3]; allowed: a list of names"),
+            ("r", json!(0), "r: found 0; allowed: a whole number above 0"),
             ("target_modules", json!("q_.*"), "target_modules: found \"q_.*\"; allowed: a list of names"),
         ];
         for (key, value, want) in cases {

@@ -55,12 +55,6 @@ impl Adapter {
     pub fn alpha(&self) -> f64 {
         self.alpha.unwrap_or_else(|| 2.0 * f64::from(self.rank.get()))
     }
-
-    /// The factor of the product of the matrices.
-    pub fn scale(&self) -> f64 {
-        let rank = f64::from(self.rank.get());
-        self.alpha() / if self.rs { rank.sqrt() } else { rank }
-    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -127,11 +121,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn targets_and_scale() {
+    fn targets_and_alpha() {
         let read = |value| serde_json::from_value::<Adapter>(value).unwrap();
         assert_eq!(read(json!({})), Adapter::default());
-        assert_eq!(read(json!({})).scale(), 2.0);
-        assert_eq!(read(json!({"rank": 16, "alpha": 8.0, "rs": true})).scale(), 2.0);
+        assert_eq!(read(json!({"rank": 5})).alpha(), 10.0);
+        assert_eq!(read(json!({"rank": 5, "alpha": 8.0})).alpha(), 8.0);
         let named = read(json!({"targets": ["q_proj", "v_proj"]})).targets;
         assert_eq!(named, AdapterTargets::Named(vec!["q_proj".to_owned(), "v_proj".to_owned()]));
         assert_eq!(serde_json::to_value(&named).unwrap(), json!(["q_proj", "v_proj"]));
