@@ -225,6 +225,12 @@ fn from_scratch() {
         let answer = folder.pipe(&["predict", "latest", "--data", "question.jsonl"]).exits(0);
         assert_eq!(answer.json()["text"], "white", "{fields}: {answer}");
     }
+    // The last form has columns.
+    folder.write("question.jsonl", "{\"q\": \"what colour has snow\"}\n{\"q\": 7}\n");
+    folder.pipe(&["predict", "latest", "--data", "question.jsonl"]).exits(3).says("question.jsonl line 2: ");
+    let answer = folder.pipe(&["predict", "latest", "--data", "question.jsonl", "--skip-bad"]).exits(0);
+    let answer = answer.says("skipped 1 row without a conversation that can be read: ").says("question.jsonl line 2");
+    assert_eq!(answer.json()["text"], "white", "{answer}");
 }
 
 fn drafted() {

@@ -23,16 +23,16 @@ pub fn open(opener: &Opener<'_>, vocab_size: u64, max_length: u32) -> Result<Sou
     let data = &opener.spec.data;
     let tokens = Arc::new(Tokens::whole(opener.tokenizer()?, opener.arch())?.check_vocabulary(vocab_size)?);
     let longest = data.max_length.get().min(max_length) as usize;
-    let (speech, mut notices) = Speech::open(opener.tokenizer()?)?;
-    let speech = Arc::new(speech);
+    let (format, mut notices) = ChatFormat::open(opener.tokenizer()?)?;
+    let format = Arc::new(format);
     let mut open = |paths: &Paths| -> Result<Arc<dyn Source>, TrainerError> {
         opener.part(paths, &|paths| {
-            Ok(Arc::new(Conversations::open(paths, opener, &speech, &tokens, longest)?) as Arc<dyn Source>)
+            Ok(Arc::new(Conversations::open(paths, opener, &format, &tokens, longest)?) as Arc<dyn Source>)
         })
     };
     let train = open(&data.train)?;
     let eval = data.eval.as_ref().map(&mut open).transpose()?;
-    notices.extend(speech.notices());
+    notices.extend(format.notices());
     Ok(Sources {
         train,
         eval,
@@ -48,33 +48,36 @@ pub fn open(opener: &Opener<'_>, vocab_size: u64, max_length: u32) -> Result<Sou
     })
 }
 
-/// Conversations that wait for their answer.
+/// Conversations that wait for their answer, and what is to be said about them.
 pub fn open_questions(
     spec: &TrainerSpec,
     pool: &ThreadPool,
     tokens: &Arc<Tokens>,
     longest: usize,
-) -> Result<Arc<dyn Source>, TrainerError> {
+) -> Result<(Arc<dyn Source>, Vec<String>), TrainerError> {
     let opener = Opener { spec, pool, predicts: true, uneven: Mutex::default() };
-    let (speech, _) = Speech::open(opener.tokenizer()?)?;
-    let rows = Conversations::open(&spec.data.train, &opener, &Arc::new(speech), tokens, longest)?;
-    Ok(Arc::new(Questions(rows)))
+    let (format, mut notices) = ChatFormat::open(opener.tokenizer()?)?;
+    let format = Arc::new(format);
+    let rows = Conversations::open(&spec.data.train, &opener, &format, tokens, longest)?;
+    notices.extend(format.notices());
+    notices.extend(opener.uneven.into_inner().unwrap_or_else(PoisonError::into_inner));
+    Ok((Arc::new(Questions(rows)), notices))
 }
 
-/// The template, and how it fared with the rows so far.
-struct Speech {
+/// The chat template, and counts of the rows that it was used for.
+struct ChatFormat {
     template: ChatTemplate,
-    /// Rows of which the template does not say what the assistant wrote: all of them is counted.
+    /// Rows for which the template does not say what the assistant wrote: the loss counts all of each.
     unmarked: AtomicU64,
     /// Rows that were cut.
     cut: AtomicU64,
     /// Rows in which nothing is left to learn.
-    silent: AtomicU64,
+    without_targets: AtomicU64,
     /// Sentences about rows that are skipped.
     skipped: Mutex<Vec<String>>,
 }
 
-impl Speech {
+impl ChatFormat {
     /// The template beside the tokenizer. A model from scratch has none, and gets a plain one.
     fn open(tokenizer: &Path) -> Result<(Self, Vec<String>), TrainerError> {
         let folder = tokenizer.parent().unwrap_or(Path::new(""));
@@ -86,7 +89,10 @@ impl Speech {
             template => (template.map_err(|error| fail(tokenizer, &error))?, Vec::new()),
         };
         let zero = AtomicU64::default;
-        Ok((Self { template, unmarked: zero(), cut: zero(), silent: zero(), skipped: Mutex::default() }, notices))
+        Ok((
+            Self { template, unmarked: zero(), cut: zero(), without_targets: zero(), skipped: Mutex::default() },
+            notices,
+        ))
     }
 
     fn notices(&self) -> Vec<String> {
@@ -98,10 +104,10 @@ impl Speech {
             format!("{rows}: the chat template does not tell what the assistant says, so the loss counts all of each")
         });
         let cut = rows(&self.cut).map(|rows| format!("{rows} longer than data.max_length: cut at their end"));
-        let silent = rows(&self.silent)
+        let without_targets = rows(&self.without_targets)
             .map(|rows| format!("{rows} left out: nothing that the assistant says is within data.max_length"));
         let skipped = std::mem::take(&mut *self.skipped.lock().unwrap_or_else(PoisonError::into_inner));
-        skipped.into_iter().chain([unmarked, cut, silent].into_iter().flatten()).collect()
+        skipped.into_iter().chain([unmarked, cut, without_targets].into_iter().flatten()).collect()
     }
 }
 
@@ -148,7 +154,7 @@ impl Form {
 struct Conversations {
     rows: Rows,
     form: Form,
-    speech: Arc<Speech>,
+    format: Arc<ChatFormat>,
     tokens: Arc<Tokens>,
     /// Tokens of a row at most.
     longest: usize,
@@ -161,7 +167,7 @@ impl Conversations {
     fn open(
         paths: &Paths,
         opener: &Opener<'_>,
-        speech: &Arc<Speech>,
+        format: &Arc<ChatFormat>,
         tokens: &Arc<Tokens>,
         longest: usize,
     ) -> Result<Self, TrainerError> {
@@ -170,7 +176,7 @@ impl Conversations {
         let mut opened = Self {
             rows: opener.rows(paths, &columns)?,
             form: Form::of(data),
-            speech: Arc::clone(speech),
+            format: Arc::clone(format),
             tokens: Arc::clone(tokens),
             longest,
             counts_all: data.loss_on == LossOn::All,
@@ -194,7 +200,7 @@ impl Conversations {
         })?;
         opened.longest_rows = found.rows();
         let notices = skipped.leave_out(&mut opened.rows)?;
-        speech.skipped.lock().unwrap_or_else(PoisonError::into_inner).extend(notices);
+        format.skipped.lock().unwrap_or_else(PoisonError::into_inner).extend(notices);
         let Self { longest_rows, rows, .. } = &mut opened;
         *longest_rows = longest_rows.iter().filter_map(|row| rows.index_of(*row)).collect();
         Ok(opened)
@@ -209,11 +215,11 @@ impl Conversations {
         let rendered = self.rendered(index, &conversation)?;
         if rendered.text.len() > self.longest {
             let encoded = self.encoded(index, &rendered)?;
-            self.speech.cut.fetch_add(u64::from(encoded.was_cut), Ordering::Relaxed);
-            self.speech.silent.fetch_add(u64::from(targets(&encoded.is_counted) == 0), Ordering::Relaxed);
+            self.format.cut.fetch_add(u64::from(encoded.was_cut), Ordering::Relaxed);
+            self.format.without_targets.fetch_add(u64::from(targets(&encoded.is_counted) == 0), Ordering::Relaxed);
         }
-        if !self.counts_all && !self.speech.template.has_marks() && rendered.spoken.is_empty() {
-            self.speech.unmarked.fetch_add(1, Ordering::Relaxed);
+        if !self.counts_all && !self.format.template.has_marks() && rendered.spoken.is_empty() {
+            self.format.unmarked.fetch_add(1, Ordering::Relaxed);
         }
         Ok([rendered.text.len()])
     }
@@ -229,7 +235,7 @@ impl Conversations {
 
     /// All of it, with what the assistant says; without that where the template does not tell.
     fn rendered(&self, index: usize, conversation: &Conversation) -> Result<Rendered, TrainerError> {
-        let template = &self.speech.template;
+        let template = &self.format.template;
         let rendered = match self.counts_all {
             true => template.render(conversation, false),
             false => match template.render_spoken(conversation) {
@@ -258,7 +264,7 @@ impl Conversations {
             conversation.messages.truncate(last);
             answer
         });
-        let rendered = self.speech.template.render(&conversation, true);
+        let rendered = self.format.template.render(&conversation, true);
         Ok((rendered.map_err(|error| self.fail(index, &error))?.text, answer))
     }
 

@@ -4,11 +4,12 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use pipe_model::TaskData;
+use pipe_spec::PredictEvent;
 use pipe_spec::predict::{Evaluation, Predicted};
 use tch::{Kind, Reduction, Tensor};
 
 use super::batches::Head;
-use super::output::{Field, Fields};
+use super::output::{Field, Fields, print};
 use super::{Prediction, evaluation};
 use crate::data::{
     self, Column, IGNORED, Padding, PartShape, Pieces, Prompts, Sample, Source, TextPieces, has_prompts, open_questions,
@@ -115,7 +116,11 @@ pub fn predict_language(
     let has_questions = spec.data.is_chat();
     if has_questions || has_prompts(&spec.data)? {
         let source: Arc<dyn Source> = match has_questions {
-            true => open_questions(&spec, &prediction.pool, &tokens, pieces.longest)?,
+            true => {
+                let (source, notices) = open_questions(&spec, &prediction.pool, &tokens, pieces.longest)?;
+                notices.into_iter().for_each(|message| print(&PredictEvent::Warning { message }));
+                source
+            }
             false => Arc::new(Prompts::open(&spec.data, &prediction.pool, Arc::clone(&tokens), pieces.longest)?),
         };
         let limits = generation(&spec, &tokens);
