@@ -100,10 +100,13 @@ bool is_dropped(const AttentionDropout& d, u32 b, u32 h, u32 i, u32 j) {
 
 // --- Running the kernels --------------------------------------------------------------------------------------------------------
 
+u32 blocks(u32 count, u32 size) { return (count + size - 1) / size; }
+u32 samples_of(const AttentionArguments& a) { return a.q_tiles ? 1 : a.batch; }
+
 template <typename T, int WIDTH, bool HAS_BIAS, bool DROPS>
 void forward(const AttentionArguments& a, unsigned order) {
   typedef ForwardShape<WIDTH> Shape;
-  cpu::launch({(a.queries + Shape::QUERIES - 1) / Shape::QUERIES, a.heads, a.batch}, THREADS, Shape::BYTES, order,
+  cpu::launch({a.q_tiles ? a.tiles : blocks(a.queries, Shape::QUERIES), a.heads, samples_of(a)}, THREADS, Shape::BYTES, order,
               [&] { attention_forward<T, WIDTH, HAS_BIAS, DROPS>(a); });
 }
 
@@ -111,13 +114,14 @@ template <typename T, int WIDTH, bool HAS_BIAS, bool DROPS>
 void backward(const AttentionArguments& a, unsigned order) {
   typedef KeysShape<WIDTH> Keys;
   typedef QueriesShape<WIDTH, HAS_BIAS> Queries;
-  cpu::launch({(a.queries + 7) / 8, a.heads, a.batch}, THREADS, 0, order, [&] { attention_backward_rows<T>(a); });
-  cpu::launch({(a.keys + Keys::KEYS - 1) / Keys::KEYS, a.heads, a.batch}, THREADS, Keys::BYTES, order,
+  cpu::launch({blocks(a.queries, 8), a.heads, samples_of(a)}, THREADS, 0, order, [&] { attention_backward_rows<T>(a); });
+  // Queries and keys have as many tiles in these tests.
+  cpu::launch({a.q_tiles ? a.tiles * (128 / Keys::KEYS) : blocks(a.keys, Keys::KEYS), a.heads, samples_of(a)}, THREADS, Keys::BYTES, order,
               [&] { attention_backward_keys<T, WIDTH, HAS_BIAS, DROPS>(a); });
-  cpu::launch({(a.queries + Queries::QUERIES - 1) / Queries::QUERIES, a.heads, a.batch}, THREADS, Queries::BYTES, order,
+  cpu::launch({a.q_tiles ? a.tiles : blocks(a.queries, Queries::QUERIES), a.heads, samples_of(a)}, THREADS, Queries::BYTES, order,
               [&] { attention_backward_queries<T, WIDTH, HAS_BIAS, DROPS>(a); });
   if (HAS_BIAS) {
-    cpu::launch({(a.queries + a.keys - 1 + THREADS - 1) / THREADS, a.heads, 1}, THREADS, 0, order, [&] { attention_bias_sum(a); });
+    cpu::launch({blocks(a.distances, THREADS), a.heads, 1}, THREADS, 0, order, [&] { attention_bias_sum(a); });
   }
 }
 
@@ -193,6 +197,7 @@ Result check(const Case& c, unsigned number) {
   a.lengths = c.ragged ? reinterpret_cast<const int*>(lengths.data()) : nullptr;
   a.lse = lse.data(); a.rows = reinterpret_cast<RowSums*>(rows.data()); a.d_bias_blocks = d_bias_blocks.data(); a.d_bias = d_bias.data();
   a.batch = c.batch; a.heads = c.heads; a.queries = c.queries; a.keys = c.keys; a.width = c.width;
+  a.distances = distances; a.origin = c.queries - 1;
   a.is_causal = c.causal;
   a.scale = float(scale);
   a.dropout = dropout;
@@ -329,6 +334,112 @@ std::string check_dropped(const Case& c, unsigned number) {
   return "";
 }
 
+// --- Packed samples: the same bits as each of them alone -----------------------------------------------------------------------
+
+// The rows of packed samples, as data/packing.rs writes them. The last of `lengths` is spare.
+struct Rows {
+  std::vector<int> offsets{0};
+  std::vector<Tile> tiles;
+  u32 longest = 1, sums = 0;
+
+  explicit Rows(const std::vector<u32>& lengths) {
+    for (size_t s = 0; s < lengths.size(); s++) {
+      bool spare = s + 1 == lengths.size();
+      for (u32 first = 0; first < lengths[s]; first += 128) {
+        tiles.push_back({int(s), int(first), int(sums), 0});
+        sums += u32(BiasGradient::positions(spare ? 0 : int(lengths[s])));
+      }
+      if (!spare) longest = std::max(longest, lengths[s]);
+      offsets.push_back(offsets.back() + int(lengths[s]));
+    }
+  }
+  u32 tokens() const { return u32(offsets.back()); }
+};
+
+std::string check_packed(Case c, const std::vector<u32>& queries, const std::vector<u32>& keys, unsigned number) {
+  Rows q_rows(queries), k_rows(keys);
+  while (q_rows.tiles.size() < k_rows.tiles.size() + 1) q_rows.tiles.push_back({-1, 0, 0, 0});
+  while (k_rows.tiles.size() < q_rows.tiles.size()) k_rows.tiles.push_back({-1, 0, 0, 0});
+  std::mt19937 random(500 + number);
+  auto normal = std::normal_distribution<float>(0, 1);
+  u32 longest = std::max(q_rows.longest, k_rows.longest), distances = 2 * longest - 1, threshold = u32(std::lround(c.share * 65536));
+  Floats bias(c.heads * distances), d_bias(c.heads * distances);
+  for (size_t i = 0; i < bias.size(); i++) bias.data()[i] = normal(random);
+  AttentionArguments a{};
+  a.heads = c.heads; a.width = c.width; a.is_causal = c.causal; a.scale = 0.3f;
+  a.dropout = {0x5DEECE66Dull * (number + 1), threshold, float(65536.0 / (65536.0 - threshold)), 3};
+
+  c.batch = 1;
+  Array q(c, q_rows.tokens(), 0), k(c, k_rows.tokens(), 0), v(c, k_rows.tokens(), 0), d_o(c, q_rows.tokens(), 0);
+  Array o(c, q_rows.tokens(), 0), d_q(c, q_rows.tokens(), 0), d_k(c, k_rows.tokens(), 0), d_v(c, k_rows.tokens(), 0);
+  Floats lse(c.heads * q_rows.tokens()), rows(2 * c.heads * q_rows.tokens()), sums(c.heads * q_rows.sums);
+  for (auto* t : {&q, &k, &v, &d_o}) t->randomize(random, 1);
+  for (auto* t : {&o, &d_q, &d_k, &d_v}) t->memory.fill_with_nan();
+  sums.memory.fill_with_nan();
+  AttentionArguments packed = a;
+  packed.q = q.view; packed.k = k.view; packed.v = v.view; packed.o = o.view; packed.d_o = d_o.view;
+  packed.d_q = d_q.view; packed.d_k = d_k.view; packed.d_v = d_v.view;
+  packed.lse = lse.data(); packed.rows = reinterpret_cast<RowSums*>(rows.data());
+  packed.bias = c.bias ? bias.data() : nullptr; packed.d_bias_blocks = sums.data(); packed.d_bias = d_bias.data();
+  packed.q_offsets = q_rows.offsets.data(); packed.k_offsets = k_rows.offsets.data();
+  packed.q_tiles = q_rows.tiles.data(); packed.k_tiles = k_rows.tiles.data();
+  packed.batch = u32(queries.size()); packed.queries = q_rows.tokens(); packed.keys = k_rows.tokens();
+  packed.distances = distances; packed.origin = longest - 1; packed.tiles = u32(q_rows.tiles.size()); packed.sums = q_rows.sums;
+  run(packed, c, number, true);
+  run(packed, c, number, false);
+  for (auto* t : {&o, &d_q, &d_k, &d_v}) if (!t->memory.intact()) return "a write outside of an output";
+
+  std::vector<double> want_bias(bias.size());
+  for (u32 s = 0; s + 1 < queries.size(); s++) {
+    u32 nq = queries[s], nk = keys[s], first_q = u32(q_rows.offsets[s]), first_k = u32(k_rows.offsets[s]);
+    if (nq == 0 || nk == 0) continue;
+    Array sq(c, nq, 0), sk(c, nk, 0), sv(c, nk, 0), sd_o(c, nq, 0), so(c, nq, 0), sd_q(c, nq, 0), sd_k(c, nk, 0), sd_v(c, nk, 0);
+    auto copy = [&](Array& to, const Array& from, u32 first) {
+      to.each([&](u32, u32 h, u32 l, u32 d) { to.bits(0, h, l, d) = from.bits(0, h, first + l, d); });
+    };
+    copy(sq, q, first_q); copy(sd_o, d_o, first_q); copy(sk, k, first_k); copy(sv, v, first_k);
+    u32 own = nq + nk - 1;
+    Floats s_bias(c.heads * own), s_d_bias(c.heads * own), s_lse(c.heads * nq), s_rows(2 * c.heads * nq);
+    Floats s_sums(c.heads * blocks(nq, 128) * u32(BiasGradient::positions(int(nk))));
+    auto at = [&](u32 h, u32 i) { return h * distances + i + longest - nq; };
+    for (u32 h = 0; h < c.heads; h++) for (u32 i = 0; i < own; i++) s_bias.data()[h * own + i] = bias.data()[at(h, i)];
+    AttentionArguments alone = a;
+    alone.q = sq.view; alone.k = sk.view; alone.v = sv.view; alone.o = so.view; alone.d_o = sd_o.view;
+    alone.d_q = sd_q.view; alone.d_k = sd_k.view; alone.d_v = sd_v.view;
+    alone.lse = s_lse.data(); alone.rows = reinterpret_cast<RowSums*>(s_rows.data());
+    alone.bias = c.bias ? s_bias.data() : nullptr; alone.d_bias_blocks = s_sums.data(); alone.d_bias = s_d_bias.data();
+    alone.batch = 1; alone.queries = nq; alone.keys = nk; alone.distances = own; alone.origin = nq - 1;
+    alone.dropout.first_sample += s;
+    run(alone, c, number, true);
+    run(alone, c, number, false);
+    std::string problem;
+    auto same = [&](Array& mine, const Array& all, u32 first, const char* name) {
+      mine.each([&](u32, u32 h, u32 l, u32 d) {
+        if (mine.bits(0, h, l, d) != all.bits(0, h, first + l, d)) problem = std::string(name) + " is not that of the sample alone";
+      });
+    };
+    same(so, o, first_q, "o"); same(sd_q, d_q, first_q, "d_q"); same(sd_k, d_k, first_k, "d_k"); same(sd_v, d_v, first_k, "d_v");
+    if (!problem.empty()) return problem;
+    if (c.bias) for (u32 h = 0; h < c.heads; h++) for (u32 i = 0; i < own; i++) want_bias[at(h, i)] += s_d_bias.data()[h * own + i];
+  }
+  for (size_t i = 0; c.bias && i < want_bias.size(); i++) {
+    if (!(std::abs(d_bias.data()[i] - want_bias[i]) <= 1e-4 * (1 + std::abs(want_bias[i])))) return "the gradient of the bias is not the sum of the samples'";
+  }
+  // The spare rows are zeros.
+  auto zero = [](const Array& t, u32 first) {
+    for (u32 h = 0; h < t.heads; h++) for (u32 l = first; l < t.length; l++) for (u32 d = 0; d < t.width; d++) if (t.get(0, h, l, d) != 0) return false;
+    return true;
+  };
+  u32 spare_q = u32(q_rows.offsets[queries.size() - 1]), spare_k = u32(k_rows.offsets[keys.size() - 1]);
+  if (!zero(o, spare_q) || !zero(d_q, spare_q) || !zero(d_k, spare_k) || !zero(d_v, spare_k)) return "a spare row is not zero";
+  return "";
+}
+
+// Lengths of samples, the spare one last: like ones, ragged ones, one long among short ones, empty ones.
+std::vector<std::vector<u32>> packings() {
+  return {{3, 1, 0}, {160, 160, 7}, {200, 30, 17, 1, 129, 0, 5, 40}, {1, 1, 2, 300, 3, 1, 130}, {64, 0, 0, 128, 0, 9}};
+}
+
 std::vector<Case> cases() {
   std::vector<Case> all;
   const u32 widths[] = {64, 32, 128, 80, 24, 96, 8};
@@ -397,6 +508,20 @@ int main(int count, char** arguments) {
     if (!problem.empty()) printf("%-60s %s\n", c.name().c_str(), problem.c_str());
     failed += !problem.empty();
   }
+  for (auto lengths : packings())
+    for (u32 width : {64u, 32u, 128u})
+      for (int variant = 0; variant < 4; variant++) {
+        unsigned mine = number++;
+        if (mine % parts != part) continue;
+        run_cases++;
+        // With a bias or causal: attention to itself. Else the keys are those of other texts.
+        Case c{1, 2, 0, 0, width, variant == 1, variant == 2, variant == 0 || variant == 2, false, variant < 3 ? 0.1 : 0.0, 0};
+        auto keys = lengths;
+        if (variant == 1 || variant == 3) std::rotate(keys.begin(), keys.begin() + 1, keys.end() - 1);
+        auto problem = check_packed(c, lengths, keys, mine);
+        if (!problem.empty()) printf("packed, %zu samples, %s: %s\n", lengths.size(), c.name().c_str(), problem.c_str());
+        failed += !problem.empty();
+      }
   for (auto [name, w] : {std::pair{"bf16", bf16}, {"f16", f16}}) {
     printf("%-5s largest errors: o %.1e  lse %.1e  dq %.1e  dk %.1e  dv %.1e  dbias %.1e\n", name, w.o, w.lse, w.d_q, w.d_k, w.d_v, w.d_bias);
   }

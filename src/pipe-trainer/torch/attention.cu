@@ -107,35 +107,81 @@ struct AttentionTensor {
 // For the backward pass: the logarithm of the sum of exp2(score * log2 e), and the sum of d_o * o.
 struct alignas(8) RowSums { float lse, delta; };
 
+// Up to 128 rows of a sample where samples are packed: the sample, -1 where the tile is unused; its first row in the sample; and where its sums
+// along the diagonals begin.
+struct alignas(16) Tile { int sample, first, sums, unused; };
+
+// Samples are either rows of a rectangle, or packed: then tensors have a batch of 1 and the rows of all samples one after the other. The last of
+// the samples is spare: it takes the rows that nobody needs, and none of its keys is visible.
 struct AttentionArguments {
   AttentionTensor q, k, v, o, d_o, d_q, d_k, d_v;
-  const float* bias;     // [heads, queries + keys - 1], at key - query + queries - 1
+  const float* bias;     // [heads, distances], at key - query + origin
   const int* lengths;    // [batch], the number of visible keys; may be null
   float* lse;            // [batch, heads, queries]; infinite where no key is visible
   RowSums* rows;         // [batch, heads, queries]
-  float* d_bias_blocks;  // [batch, heads, blocks of queries, BiasGradient::positions(keys)]
+  float* d_bias_blocks;  // [batch, heads, blocks of queries, BiasGradient::positions(keys)]; packed [heads, sums], as the tiles say
   float* d_bias;         // as bias
+  const int *q_offsets, *k_offsets;  // packed: where each sample begins, and where the last ends; else null
+  const Tile *q_tiles, *k_tiles;     // packed: the rows that each block takes
   u32 batch, heads, queries, keys, width;
+  u32 distances, origin;  // of the bias
+  u32 tiles, sums;        // packed: q_tiles, and all of their sums
   u32 is_causal;  // hides key j from query i where j > i + keys - queries
   float scale;
   AttentionDropout dropout;
 };
-static_assert(sizeof(AttentionArguments) == 368, "as in attention.hpp");
+static_assert(sizeof(AttentionArguments) == 416, "as in attention.hpp");
 
-template <typename T> __device__ inline T* head_of(const AttentionTensor& t, u32 sample, u32 head) {
-  return (T*)t.data + i64(sample) * t.batch + i64(head) * t.head;
-}
+// One of the samples, and where its rows are.
+struct Sample {
+  u32 number;
+  bool is_packed;
+  int first_query, queries, first_key, keys, visible;
+  int summed;  // keys, as far as there are sums along diagonals for them
+
+  __device__ Sample(const AttentionArguments& a, u32 number) : number(number), is_packed(a.q_offsets != nullptr) {
+    first_query = is_packed ? a.q_offsets[number] : 0;
+    first_key = is_packed ? a.k_offsets[number] : 0;
+    queries = is_packed ? a.q_offsets[number + 1] - first_query : int(a.queries);
+    keys = is_packed ? a.k_offsets[number + 1] - first_key : int(a.keys);
+    visible = is_packed ? (number + 1 == a.batch ? 0 : keys) : a.lengths ? min(max(a.lengths[number], 0), keys) : keys;
+    summed = is_packed ? visible : keys;
+  }
+
+  template <typename T> __device__ T* rows_of(const AttentionTensor& t, u32 head, int first) const {
+    return (T*)t.data + (is_packed ? first * t.row : i64(number) * t.batch) + i64(head) * t.head;
+  }
+  template <typename T> __device__ T* queries_of(const AttentionTensor& t, u32 head) const { return rows_of<T>(t, head, first_query); }
+  template <typename T> __device__ T* keys_of(const AttentionTensor& t, u32 head) const { return rows_of<T>(t, head, first_key); }
+  // Where its first query stands among the numbers that each row of each head has.
+  __device__ u64 row(const AttentionArguments& a, u32 head) const {
+    return (u64(is_packed ? 0 : number) * a.heads + head) * a.queries + first_query;
+  }
+};
+
+// The rows that a block takes: ROWS of a sample from `first` on. Tiles have 128 rows.
+struct BlockRows {
+  int sample, first;
+  const Tile* tile;  // where samples are packed
+
+  template <int ROWS> __device__ static BlockRows of(const Tile* tiles, bool last_first) {
+    if (!tiles) {
+      int block = int(last_first ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
+      return {int(blockIdx.z), block * ROWS, nullptr};
+    }
+    const int IN_TILE = 128 / ROWS;
+    const Tile* tile = tiles + blockIdx.x / IN_TILE;
+    return {tile->sample, tile->first + int(blockIdx.x % IN_TILE) * ROWS, tile};
+  }
+};
 
 // What the sample's lengths and the causal mask leave visible.
 struct Visible {
   int end;    // keys of the sample
   int shift;  // query i sees the keys up to i + shift
 
-  __device__ Visible(const AttentionArguments& a, u32 sample) {
-    int keys = int(a.keys);
-    end = a.lengths ? min(max(a.lengths[sample], 0), keys) : keys;
-    shift = a.is_causal ? keys - int(a.queries) : 1 << 29;
-  }
+  __device__ Visible(const AttentionArguments& a, const Sample& sample)
+      : end(sample.visible), shift(a.is_causal ? sample.keys - sample.queries : 1 << 29) {}
   __device__ int keys_of(int query) const { return min(end, query + shift + 1); }
 };
 

@@ -39,11 +39,27 @@ struct Arguments {
   View q, k, v, o, d_o, d_q, d_k, d_v;
   const void *bias = nullptr, *lengths = nullptr;
   void *lse = nullptr, *rows = nullptr, *d_bias_blocks = nullptr, *d_bias = nullptr;
-  uint32_t batch, heads, queries, keys, width, is_causal;
+  const void *q_offsets = nullptr, *k_offsets = nullptr, *q_tiles = nullptr, *k_tiles = nullptr;
+  uint32_t batch, heads, queries, keys, width, distances, origin, tiles, sums, is_causal;
   float scale;
   DropoutOfWeights dropout{Dropped{}};
 };
-static_assert(sizeof(Arguments) == 368, "as in attention.cu");
+static_assert(sizeof(Arguments) == 416, "as in attention.cu");
+
+// Where the rows of samples are, for queries and for keys: undefined where samples are rows of a rectangle.
+struct Packing {
+  Tensor q_offsets, q_tiles, k_offsets, k_tiles;
+
+  bool is_packed() const { return q_offsets.defined(); }
+
+  void check() const {
+    for (const auto& t : {q_offsets, q_tiles, k_offsets, k_tiles}) {
+      TORCH_CHECK(t.defined() && t.is_contiguous() && t.scalar_type() == at::kInt, "attention: offsets and tiles are not int32 in one piece");
+    }
+    TORCH_CHECK(q_offsets.numel() == k_offsets.numel() && q_offsets.numel() > 1, "attention: queries and keys of other samples");
+    TORCH_CHECK(q_tiles.size(-1) == 4 && k_tiles.size(-1) == 4, "attention: tiles are not [tiles, 4]");
+  }
+};
 
 // --- Kernels for a shape, with their grids and shared memory --------------------------------------------------------------------
 
@@ -52,9 +68,11 @@ inline int64_t blocks(int64_t count, int64_t size) {
 }
 
 struct Kernels {
-  static constexpr int64_t THREADS = 128, QUERIES = 128;
+  // A tile has as many rows as a block takes queries.
+  static constexpr int64_t THREADS = 128, QUERIES = 128, ROWS = 8;
 
-  Kernels(const Arguments& a, at::Device device, at::ScalarType type) : a(a), device(device), type(cuda::type_name(type)) {
+  Kernels(const Arguments& a, int64_t key_tiles, at::Device device, at::ScalarType type)
+      : a(a), key_tiles(key_tiles), device(device), type(cuda::type_name(type)) {
     padded = (a.width + 31) / 32 * 32;
     pitch = 2 * (padded + 8);
     auto flag = [](bool on) { return on ? "true" : "false"; };
@@ -64,32 +82,41 @@ struct Kernels {
   void forward() const {
     int64_t keys = padded <= 64 ? 64 : 32;
     int64_t shared = 4 * keys * pitch + (padded <= 64 ? 0 : QUERIES * pitch) + 2 * (QUERIES + keys) * 4;
-    launch("attention_forward" + variant, blocks(a.queries, QUERIES), shared);
+    launch("attention_forward" + variant, query_blocks(), shared);
   }
 
   void backward() const {
-    launch("attention_backward_rows<" + type + ">", blocks(a.queries, 8), 0);
+    launch("attention_backward_rows<" + type + ">", blocks(a.queries, ROWS), 0);
     int64_t keys = padded <= 64 ? 128 : 64;
     int64_t of_keys = 2 * keys * pitch + 2 * (2 * 32 * pitch + 2 * 32 * 4) + 2 * (32 + keys) * 4;
-    launch("attention_backward_keys" + variant, blocks(a.keys, keys), of_keys);
+    launch("attention_backward_keys" + variant, a.k_tiles ? key_tiles * (QUERIES / keys) : blocks(a.keys, keys), of_keys);
     int64_t of_queries = 2 * QUERIES * pitch + (padded <= 96 ? 4 : 2) * 32 * pitch;
     if (a.bias) of_queries += (2 * (QUERIES + 32) + 4 * 8 * 72 + 4 * 2 * 32) * 4;
-    launch("attention_backward_queries" + variant, blocks(a.queries, QUERIES), of_queries);
+    launch("attention_backward_queries" + variant, query_blocks(), of_queries);
     if (a.bias) {
-      cuda::launch_grid(device, "attention_bias_sum", {blocks(a.queries + a.keys - 1, THREADS), a.heads, 1}, THREADS, 0, a);
+      cuda::launch_grid(device, "attention_bias_sum", {blocks(a.distances, THREADS), a.heads, 1}, THREADS, 0, a);
     }
   }
 
-  // Of d_bias_blocks: [batch, heads, blocks of queries, positions]. That is about 1/64 of all scores in bf16.
+  // Of d_bias_blocks: [batch, heads, blocks of queries, positions], packed [heads, sums]. That is about 1/64 of all scores in bf16.
   static std::vector<int64_t> bias_blocks(const Arguments& a) {
+    if (a.q_tiles) return {a.heads, a.sums};
     return {a.batch, a.heads, blocks(a.queries, QUERIES), blocks(a.keys, 32) * 32 + QUERIES};
   }
 
+  // The sums of all tiles of packed queries: each has as many as its sample has keys, and up to 160 more.
+  static int64_t most_sums(int64_t tokens, int64_t longest, int64_t samples) {
+    return (longest + 288) * tokens / QUERIES + 160 * samples + 1;
+  }
+
+  int64_t query_blocks() const { return a.q_tiles ? a.tiles : blocks(a.queries, QUERIES); }
+
   void launch(const std::string& name, int64_t x, int64_t shared) const {
-    cuda::launch_grid(device, name, {x, a.heads, a.batch}, THREADS, unsigned(shared), a);
+    cuda::launch_grid(device, name, {x, a.heads, a.q_tiles ? 1 : a.batch}, THREADS, unsigned(shared), a);
   }
 
   const Arguments& a;
+  int64_t key_tiles;
   at::Device device;
   std::string type, variant;
   int64_t padded, pitch;
@@ -106,8 +133,8 @@ inline Tensor fitting(const Tensor& t) {
   return fits(t) ? t : t.clone(at::MemoryFormat::Contiguous);
 }
 
-inline Arguments arguments(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& bias, const Tensor& lengths, bool is_causal,
-                           double scale, const Dropped& dropped) {
+inline Arguments arguments(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& bias, const Tensor& lengths, const Packing& packing,
+                           bool is_causal, double scale, const Dropped& dropped) {
   Arguments a{};
   a.q = View(q);
   a.k = View(k);
@@ -119,6 +146,18 @@ inline Arguments arguments(const Tensor& q, const Tensor& k, const Tensor& v, co
   a.queries = q.size(2);
   a.keys = k.size(2);
   a.width = q.size(3);
+  a.distances = bias.defined() ? bias.size(1) : 0;
+  a.origin = a.queries - 1;
+  if (packing.is_packed()) {
+    a.q_offsets = packing.q_offsets.data_ptr();
+    a.k_offsets = packing.k_offsets.data_ptr();
+    a.q_tiles = packing.q_tiles.data_ptr();
+    a.k_tiles = packing.k_tiles.data_ptr();
+    a.batch = packing.q_offsets.numel() - 1;
+    a.tiles = packing.q_tiles.size(0);
+    a.origin = (a.distances - 1) / 2;
+    a.sums = Kernels::most_sums(a.queries, a.origin + 1, a.batch);
+  }
   a.is_causal = is_causal;
   a.scale = float(scale);
   a.dropout = DropoutOfWeights(dropped);
@@ -130,6 +169,8 @@ inline Arguments arguments(const Tensor& q, const Tensor& k, const Tensor& v, co
 // q [batch, heads, queries, width], k and v [batch, heads, keys, width]; bias fp32 [heads, queries + keys - 1], at
 // key - query + queries - 1; lengths int32 [batch]. Gives [batch, queries, heads, width]; the gradients of q, k and v have this
 // layout too. A query that sees no key gives 0.
+// Where samples are packed the batch is 1, offsets say where each sample begins, and the bias is [heads, 2 * longest - 1], at
+// key - query + longest - 1.
 struct Attention : torch::autograd::Function<Attention> {
   static bool has(c10::Device device) { return cuda::capability(device) >= 80; }
 
@@ -142,12 +183,18 @@ struct Attention : torch::autograd::Function<Attention> {
            q.size(0) <= 65535 && q.size(1) <= 65535 && q.numel() > 0 && k.numel() > 0 && has(q.device());
   }
 
-  static Tensor forward(AutogradContext* ctx, Tensor q, Tensor k, Tensor v, Optional added, Optional ends, bool is_causal,
-                        double scale, Dropped dropped) {
-    auto bias = added.value_or(Tensor()), lengths = ends.value_or(Tensor());
+  static Tensor forward(AutogradContext* ctx, Tensor q, Tensor k, Tensor v, Optional added, Optional ends, Optional q_offsets, Optional q_tiles,
+                        Optional k_offsets, Optional k_tiles, bool is_causal, double scale, Dropped dropped) {
+    auto of = [](const Optional& t) { return t.value_or(Tensor()); };
+    auto bias = of(added), lengths = of(ends);
+    attention::Packing packing{of(q_offsets), of(q_tiles), of(k_offsets), of(k_tiles)};
+    if (packing.is_packed()) {
+      packing.check();
+      TORCH_CHECK(q.size(0) == 1 && !lengths.defined(), "attention: packed samples are one row");
+    }
     TORCH_CHECK(q.size(0) == k.size(0) && q.size(1) == k.size(1), "attention: queries and keys of other sizes");
     if (bias.defined()) {
-      TORCH_CHECK(bias.dim() == 2 && bias.size(0) == q.size(1) && bias.size(1) == q.size(2) + k.size(2) - 1,
+      TORCH_CHECK(bias.dim() == 2 && bias.size(0) == q.size(1) && (packing.is_packed() || bias.size(1) == q.size(2) + k.size(2) - 1),
                   "attention: the bias is not [heads, queries + keys - 1]");
       ctx->saved_data["bias_type"] = int64_t(bias.scalar_type());
       bias = bias.to(at::kFloat).contiguous();
@@ -159,13 +206,13 @@ struct Attention : torch::autograd::Function<Attention> {
     q = attention::fitting(q);
     k = attention::fitting(k);
     v = attention::fitting(v);
-    auto a = attention::arguments(q, k, v, bias, lengths, is_causal, scale, dropped);
+    auto a = attention::arguments(q, k, v, bias, lengths, packing, is_causal, scale, dropped);
     auto o = at::empty({q.size(0), q.size(2), q.size(1), q.size(3)}, q.options());
     auto lse = at::empty({q.size(0), q.size(1), q.size(2)}, q.options().dtype(at::kFloat));
     a.o = attention::View(o.transpose(1, 2));
     a.lse = lse.data_ptr();
-    attention::Kernels(a, q.device(), q.scalar_type()).forward();
-    ctx->save_for_backward({q, k, v, bias, lengths, o, lse});
+    attention::Kernels(a, key_tiles(packing), q.device(), q.scalar_type()).forward();
+    ctx->save_for_backward({q, k, v, bias, lengths, o, lse, packing.q_offsets, packing.q_tiles, packing.k_offsets, packing.k_tiles});
     ctx->saved_data["scale"] = scale;
     ctx->saved_data["is_causal"] = is_causal;
     keep(ctx, dropped);
@@ -175,7 +222,8 @@ struct Attention : torch::autograd::Function<Attention> {
   static variable_list backward(AutogradContext* ctx, variable_list gradients) {
     auto saved = ctx->get_saved_variables();
     auto &q = saved[0], &k = saved[1], &v = saved[2], &bias = saved[3], &lengths = saved[4], &o = saved[5], &lse = saved[6];
-    auto a = attention::arguments(q, k, v, bias, lengths, ctx->saved_data["is_causal"].toBool(), ctx->saved_data["scale"].toDouble(), kept(ctx));
+    attention::Packing packing{saved[7], saved[8], saved[9], saved[10]};
+    auto a = attention::arguments(q, k, v, bias, lengths, packing, ctx->saved_data["is_causal"].toBool(), ctx->saved_data["scale"].toDouble(), kept(ctx));
     auto d_o = attention::fitting(gradients[0].to(q.scalar_type()).transpose(1, 2));
     // [batch, length, heads, width] in memory.
     auto like = [](const Tensor& t) { return at::empty({t.size(0), t.size(2), t.size(1), t.size(3)}, t.options()).transpose(1, 2); };
@@ -194,8 +242,10 @@ struct Attention : torch::autograd::Function<Attention> {
       a.d_bias = d_bias.data_ptr();
       a.d_bias_blocks = d_bias_blocks.data_ptr();
     }
-    attention::Kernels(a, q.device(), q.scalar_type()).backward();
+    attention::Kernels(a, key_tiles(packing), q.device(), q.scalar_type()).backward();
     if (bias.defined()) d_bias = d_bias.to(at::ScalarType(ctx->saved_data["bias_type"].toInt()));
-    return {d_q, d_k, d_v, d_bias, Tensor(), Tensor(), Tensor(), Tensor()};
+    return {d_q, d_k, d_v, d_bias, Tensor(), Tensor(), Tensor(), Tensor(), Tensor(), Tensor(), Tensor(), Tensor()};
   }
+
+  static int64_t key_tiles(const attention::Packing& packing) { return packing.is_packed() ? packing.k_tiles.size(0) : 0; }
 };

@@ -2,14 +2,16 @@
 // Attention, backward. Stands behind attention.cu.
 
 // --- What the backward pass needs of each row -----------------------------------------------------------------------------
-// Sixteen threads take a row. Grid: rows, heads, batch.
+// Sixteen threads take a row, whichever sample it is of. Grid: rows, heads, batch.
 
 template <typename T> __global__ void __launch_bounds__(THREADS) attention_backward_rows(AttentionArguments a) {
   u32 row = blockIdx.x * (THREADS / 16) + threadIdx.x / 16, column = threadIdx.x % 16 * 8;
   float sum = 0;
   if (row < a.queries && column < a.width) {
-    Eight<T> o = *(const Eight<T>*)(head_of<const T>(a.o, blockIdx.z, blockIdx.y) + i64(row) * a.o.row + column);
-    Eight<T> d = *(const Eight<T>*)(head_of<const T>(a.d_o, blockIdx.z, blockIdx.y) + i64(row) * a.d_o.row + column);
+    auto eight = [&](const AttentionTensor& t) {
+      return *(const Eight<T>*)((const T*)t.data + i64(blockIdx.z) * t.batch + i64(blockIdx.y) * t.head + i64(row) * t.row + column);
+    };
+    Eight<T> o = eight(a.o), d = eight(a.d_o);
 #pragma unroll
     for (int i = 0; i < 8; i++) sum += wide(o.v[i]) * wide(d.v[i]);
   }
@@ -21,7 +23,7 @@ template <typename T> __global__ void __launch_bounds__(THREADS) attention_backw
 
 // --- The gradients of keys and values ---------------------------------------------------------------------------------------
 // A block takes some keys of a head and goes through the queries a tile at a time. Scores are computed with keys as rows, so that
-// the weights are in the registers where the next product needs them. Grid: blocks of keys, heads, batch.
+// the weights are in the registers where the next product needs them. Grid: blocks of keys, heads, batch; or blocks of tiles of keys, heads.
 
 template <int WIDTH> struct KeysShape {
   static const int M = WIDTH <= 64 ? 2 : 1, KEYS = WARPS * M * 16, QUERIES = 32;
@@ -36,17 +38,21 @@ template <typename T, int WIDTH, bool HAS_BIAS, bool DROPS>
 __global__ void __launch_bounds__(THREADS) attention_backward_keys(AttentionArguments a) {
   typedef KeysShape<WIDTH> Shape;
   const int M = Shape::M, N = Shape::QUERIES / 8, KEYS = Shape::KEYS, QUERIES = Shape::QUERIES;
-  u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, head = blockIdx.y, sample = blockIdx.z;
-  int queries = int(a.queries), keys = int(a.keys);
-  int first_key = int(blockIdx.x) * KEYS, first_row = first_key + int(warp) * M * 16;
-  const T *q = head_of<const T>(a.q, sample, head), *k = head_of<const T>(a.k, sample, head);
-  const T *v = head_of<const T>(a.v, sample, head), *d_o = head_of<const T>(a.d_o, sample, head);
-  const RowSums* rows = a.rows + (u64(sample) * a.heads + head) * a.queries;
+  u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, head = blockIdx.y;
+  BlockRows own = BlockRows::of<KEYS>(a.k_tiles, false);
+  if (own.sample < 0) return;
+  Sample sample(a, u32(own.sample));
+  int queries = sample.queries, keys = sample.keys;
+  int first_key = own.first, first_row = first_key + int(warp) * M * 16;
+  if (first_key >= keys) return;
+  const T *q = sample.queries_of<const T>(a.q, head), *k = sample.keys_of<const T>(a.k, head);
+  const T *v = sample.keys_of<const T>(a.v, head), *d_o = sample.queries_of<const T>(a.d_o, head);
+  const RowSums* rows = a.rows + sample.row(a, head);
   Visible visible(a, sample);
   // The first query that sees a key of this block; none does where all keys are hidden.
   int begin = max(first_key - visible.shift, 0) / QUERIES;
   int tiles = first_key < visible.end ? (queries + QUERIES - 1) / QUERIES : 0;
-  const float* bias = HAS_BIAS ? a.bias + u64(head) * (a.queries + a.keys - 1) : nullptr;
+  const float* bias = HAS_BIAS ? a.bias + u64(head) * a.distances : nullptr;
 
   unsigned char* memory = shared_memory();
   u32 address = shared_address();
@@ -59,7 +65,7 @@ __global__ void __launch_bounds__(THREADS) attention_backward_keys(AttentionArgu
     copy_pieces<QUERIES>(stage + 2 * QUERIES * Pitch<WIDTH>::BYTES, rows, tile * QUERIES, queries);
     if (HAS_BIAS) {
       copy_pieces<QUERIES + KEYS>(address + Shape::BIAS + (tile % 2) * (QUERIES + KEYS) * 4, bias,
-                                  first_key - tile * QUERIES - (QUERIES - 1) + queries - 1, queries + keys - 1);
+                                  first_key - tile * QUERIES - (QUERIES - 1) + int(a.origin), int(a.distances));
     }
     commit_copies();
   };
@@ -151,7 +157,7 @@ __global__ void __launch_bounds__(THREADS) attention_backward_keys(AttentionArgu
         for (int i = 0; i < M; i++) {
           u32 r[4];
           philox(dropout.key, u32(first_row / 16 + i) * 32 + place, u32(first_query / 16 + j / 2),
-                  dropout.first_sample + sample, head + 1, r);
+                  dropout.first_sample + sample.number, head + 1, r);
           u32 values[2][2];  // [query % 2][key half], the query's half in the low and high bits
 #pragma unroll
           for (int half = 0; half < 2; half++) {
@@ -187,12 +193,12 @@ __global__ void __launch_bounds__(THREADS) attention_backward_keys(AttentionArgu
   }
   __syncwarp();
   unsigned char* staging = memory + warp * M * 16 * Pitch<WIDTH>::BYTES;
-  write_rows<T, WIDTH, M>(d_k, k_factor, staging + Shape::K, head_of<T>(a.d_k, sample, head), a.d_k.row, first_row, keys, a.width);
-  write_rows<T, WIDTH, M>(d_v, v_factor, staging + Shape::V, head_of<T>(a.d_v, sample, head), a.d_v.row, first_row, keys, a.width);
+  write_rows<T, WIDTH, M>(d_k, k_factor, staging + Shape::K, sample.keys_of<T>(a.d_k, head), a.d_k.row, first_row, keys, a.width);
+  write_rows<T, WIDTH, M>(d_v, v_factor, staging + Shape::V, sample.keys_of<T>(a.d_v, head), a.d_v.row, first_row, keys, a.width);
 }
 
 // --- The gradient of the queries, and of the bias ---------------------------------------------------------------------------
-// A block takes 128 queries of a head and goes through the keys, 32 at a time. Grid: blocks of queries, heads, batch.
+// A block takes 128 queries of a head and goes through the keys, 32 at a time. Grid: as that of the forward pass.
 
 // The gradient of the bias is the sum along the diagonals of the gradients of scores. A warp has 32 x 32 of them at a time. Each
 // thread first adds up what it holds of 8 x 8 tiles on one diagonal. The result, [8 rows][columns], goes through shared memory, and
@@ -204,8 +210,14 @@ struct BiasGradient {
   static const int COLUMNS = 72, PARTIAL = 8 * COLUMNS;
   static const int FLOATS = WARPS * PARTIAL + WARPS * 2 * 32;
 
-  // Of a block of queries. Position p is that of bias[p + queries - 128 - first query].
+  // Of a block of queries. Position p is that of the distance p + 1 - 128 - first query.
   static __device__ int positions(int keys) { return (keys + KEYS - 1) / KEYS * KEYS + QUERIES; }
+
+  static __device__ float* sums_of(const AttentionArguments& a, const BlockRows& own, u32 head) {
+    if (own.tile) return a.d_bias_blocks + u64(head) * a.sums + own.tile->sums;
+    u64 blocks = (a.queries + QUERIES - 1) / QUERIES;
+    return a.d_bias_blocks + ((u64(own.sample) * a.heads + head) * blocks + own.first / QUERIES) * positions(int(a.keys));
+  }
 
   float *partial, *chain, *to;
   float carry;
@@ -277,16 +289,18 @@ template <typename T, int WIDTH, bool HAS_BIAS, bool DROPS>
 __global__ void __launch_bounds__(THREADS) attention_backward_queries(AttentionArguments a) {
   typedef QueriesShape<WIDTH, HAS_BIAS> Shape;
   const int M = Shape::M, N = Shape::KEYS / 8, KEYS = Shape::KEYS, QUERIES = Shape::QUERIES;
-  u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, head = blockIdx.y, sample = blockIdx.z;
-  u32 block = a.is_causal ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
-  int queries = int(a.queries), first_query = int(block) * QUERIES, first_row = first_query + int(warp) * M * 16;
-  const T *q = head_of<const T>(a.q, sample, head), *k = head_of<const T>(a.k, sample, head);
-  const T *v = head_of<const T>(a.v, sample, head), *d_o = head_of<const T>(a.d_o, sample, head);
+  u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, head = blockIdx.y;
+  BlockRows own = BlockRows::of<QUERIES>(a.q_tiles, a.is_causal);
+  if (own.sample < 0) return;
+  Sample sample(a, u32(own.sample));
+  int queries = sample.queries, first_query = own.first, first_row = first_query + int(warp) * M * 16;
+  const T *q = sample.queries_of<const T>(a.q, head), *k = sample.keys_of<const T>(a.k, head);
+  const T *v = sample.keys_of<const T>(a.v, head), *d_o = sample.queries_of<const T>(a.d_o, head);
   Visible visible(a, sample);
   AttentionDropout dropout = DROPS ? drawn_now(a.dropout) : a.dropout;
   int last_query = min(first_query + QUERIES, queries) - 1;
   int tiles = (max(visible.keys_of(last_query), 0) + KEYS - 1) / KEYS;
-  const float* bias = HAS_BIAS ? a.bias + u64(head) * (a.queries + a.keys - 1) : nullptr;
+  const float* bias = HAS_BIAS ? a.bias + u64(head) * a.distances : nullptr;
 
   unsigned char* memory = shared_memory();
   u32 address = shared_address();
@@ -297,7 +311,7 @@ __global__ void __launch_bounds__(THREADS) attention_backward_queries(AttentionA
     v_copies.next(stage + Shape::STAGE / 2);
     if (HAS_BIAS) {
       copy_pieces<QUERIES + KEYS>(address + Shape::BIAS + (tile % Shape::BUFFERS) * (QUERIES + KEYS) * 4, bias,
-                                  tile * KEYS - first_query - (QUERIES - 1) + queries - 1, queries + int(a.keys) - 1);
+                                  tile * KEYS - first_query - (QUERIES - 1) + int(a.origin), int(a.distances));
     }
     commit_copies();
   };
@@ -306,9 +320,7 @@ __global__ void __launch_bounds__(THREADS) attention_backward_queries(AttentionA
   commit_copies();
   if (tiles > 0) copy_tile(0);
 
-  u64 of_head = u64(sample) * a.heads + head;
-  BiasGradient d_bias((float*)(memory + (HAS_BIAS ? Shape::SUMS : 0)),
-                      HAS_BIAS ? a.d_bias_blocks + (of_head * gridDim.x + block) * BiasGradient::positions(int(a.keys)) : nullptr,
+  BiasGradient d_bias((float*)(memory + (HAS_BIAS ? Shape::SUMS : 0)), HAS_BIAS ? BiasGradient::sums_of(a, own, head) : nullptr,
                       HAS_BIAS);
   float base[M][2], minus[M][2];
 #pragma unroll
@@ -317,7 +329,7 @@ __global__ void __launch_bounds__(THREADS) attention_backward_queries(AttentionA
     for (int half = 0; half < 2; half++) {
       int row = first_row + i * 16 + half * 8 + int(lane / 4);
       RowSums of_row = {INFINITE, 0};
-      if (row < queries) of_row = a.rows[of_head * a.queries + row];
+      if (row < queries) of_row = a.rows[sample.row(a, head) + row];
       base[i][half] = of_row.lse;
       minus[i][half] = of_row.delta;
     }
@@ -377,7 +389,7 @@ __global__ void __launch_bounds__(THREADS) attention_backward_queries(AttentionA
         u32 r[4];
         if (DROPS) {
           philox(dropout.key, u32(first_key / 16 + j / 2) * 32 + lane, u32(first_row / 16 + i),
-                  dropout.first_sample + sample, head + 1, r);
+                  dropout.first_sample + sample.number, head + 1, r);
         }
 #pragma unroll
         for (int e = 0; e < 8; e++) {
@@ -392,7 +404,7 @@ __global__ void __launch_bounds__(THREADS) attention_backward_queries(AttentionA
     if (HAS_BIAS) d_bias.step(tile, d_bias.of_tile(ds));
     multiply_weights<T, WIDTH, M, N>(d_q, ds, second_operand_by_rows<WIDTH>(stage, lane));
   }
-  if (HAS_BIAS) d_bias.finish(tiles, int(a.keys));
+  if (HAS_BIAS) d_bias.finish(tiles, sample.summed);
 
   float factors[M][2];
 #pragma unroll
@@ -400,22 +412,29 @@ __global__ void __launch_bounds__(THREADS) attention_backward_queries(AttentionA
   // The staging takes the memory of this warp's own queries.
   wait_for_copies<0>();
   __syncthreads();
-  write_rows<T, WIDTH, M>(d_q, factors, memory + Shape::Q + warp * M * 16 * Pitch<WIDTH>::BYTES, head_of<T>(a.d_q, sample, head),
+  write_rows<T, WIDTH, M>(d_q, factors, memory + Shape::Q + warp * M * 16 * Pitch<WIDTH>::BYTES, sample.queries_of<T>(a.d_q, head),
                           a.d_q.row, first_row, queries, a.width);
 }
 
 // The sum over samples and blocks of queries, in this order. Grid: distances, heads.
 __global__ void __launch_bounds__(THREADS) attention_bias_sum(AttentionArguments a) {
-  int at = int(blockIdx.x) * THREADS + int(threadIdx.x), queries = int(a.queries), distances = queries + int(a.keys) - 1;
-  if (at >= distances) return;
-  int blocks = (queries + BiasGradient::QUERIES - 1) / BiasGradient::QUERIES, positions = BiasGradient::positions(int(a.keys));
+  int at = int(blockIdx.x) * THREADS + int(threadIdx.x), head = int(blockIdx.y);
+  if (at >= int(a.distances)) return;
+  int distance = at - int(a.origin);
   float sum = 0;
-  for (u32 sample = 0; sample < a.batch; sample++) {
-    const float* from = a.d_bias_blocks + (u64(sample) * a.heads + blockIdx.y) * blocks * positions;
-    for (int block = 0; block < blocks; block++) {
-      int position = at - queries + BiasGradient::QUERIES * (block + 1);
-      if (position >= 0 && position < positions) sum += from[u64(block) * positions + position];
+  auto add = [&](const BlockRows& own, int keys) {
+    int position = distance + BiasGradient::QUERIES - 1 + own.first;
+    if (position >= 0 && position < BiasGradient::positions(keys)) sum += BiasGradient::sums_of(a, own, u32(head))[position];
+  };
+  if (a.q_tiles) {
+    for (u32 tile = 0; tile < a.tiles; tile++) {
+      BlockRows own = {a.q_tiles[tile].sample, a.q_tiles[tile].first, a.q_tiles + tile};
+      if (own.sample >= 0) add(own, Sample(a, u32(own.sample)).summed);
+    }
+  } else {
+    for (u32 sample = 0; sample < a.batch; sample++) {
+      for (int first = 0; first < int(a.queries); first += BiasGradient::QUERIES) add({int(sample), first, nullptr}, int(a.keys));
     }
   }
-  a.d_bias[u64(blockIdx.y) * distances + at] = sum;
+  a.d_bias[u64(head) * a.distances + at] = sum;
 }

@@ -3,7 +3,7 @@
 
 // --- Forward ------------------------------------------------------------------------------------------------------------------
 // A block takes 128 queries of a head, a warp 32 of them, and goes through the keys a tile at a time; the next tile is copied
-// meanwhile. Grid: blocks of queries, heads, batch.
+// meanwhile. Grid: blocks of queries, heads, batch; or tiles of queries, heads.
 
 template <int WIDTH> struct ForwardShape {
   static const int M = 2, QUERIES = WARPS * M * 16, KEYS = WIDTH <= 64 ? 64 : 32;
@@ -19,17 +19,19 @@ template <typename T, int WIDTH, bool HAS_BIAS, bool DROPS>
 __global__ void __launch_bounds__(THREADS) attention_forward(AttentionArguments a) {
   typedef ForwardShape<WIDTH> Shape;
   const int M = Shape::M, N = Shape::KEYS / 8, KEYS = Shape::KEYS, QUERIES = Shape::QUERIES;
-  u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, head = blockIdx.y, sample = blockIdx.z;
+  u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, head = blockIdx.y;
   // The blocks with the most keys first.
-  u32 block = a.is_causal ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
-  int queries = int(a.queries), first_query = int(block) * QUERIES, first_row = first_query + int(warp) * M * 16;
-  const T *q = head_of<const T>(a.q, sample, head), *k = head_of<const T>(a.k, sample, head);
-  const T* v = head_of<const T>(a.v, sample, head);
+  BlockRows own = BlockRows::of<QUERIES>(a.q_tiles, a.is_causal);
+  if (own.sample < 0) return;
+  Sample sample(a, u32(own.sample));
+  int queries = sample.queries, first_query = own.first, first_row = first_query + int(warp) * M * 16;
+  const T *q = sample.queries_of<const T>(a.q, head), *k = sample.keys_of<const T>(a.k, head);
+  const T* v = sample.keys_of<const T>(a.v, head);
   Visible visible(a, sample);
   AttentionDropout dropout = DROPS ? drawn_now(a.dropout) : a.dropout;
   int last_query = min(first_query + QUERIES, queries) - 1;
   int tiles = (max(visible.keys_of(last_query), 0) + KEYS - 1) / KEYS;
-  const float* bias = HAS_BIAS ? a.bias + u64(head) * (a.queries + a.keys - 1) : nullptr;
+  const float* bias = HAS_BIAS ? a.bias + u64(head) * a.distances : nullptr;
 
   unsigned char* memory = shared_memory();
   u32 address = shared_address();
@@ -40,7 +42,7 @@ __global__ void __launch_bounds__(THREADS) attention_forward(AttentionArguments 
     v_copies.next(stage + Shape::STAGE / 2);
     if (HAS_BIAS) {
       copy_pieces<QUERIES + KEYS>(address + Shape::BIAS + (tile % 2) * (QUERIES + KEYS) * 4, bias,
-                                  tile * KEYS - first_query - (QUERIES - 1) + queries - 1, queries + int(a.keys) - 1);
+                                  tile * KEYS - first_query - (QUERIES - 1) + int(a.origin), int(a.distances));
     }
     commit_copies();
   };
@@ -156,7 +158,7 @@ __global__ void __launch_bounds__(THREADS) attention_forward(AttentionArguments 
         for (int j = 0; j < N; j += 2) {
           u32 r[4];
           philox(dropout.key, u32(first_key / 16 + j / 2) * 32 + lane, u32(first_row / 16 + i),
-                  dropout.first_sample + sample, head + 1, r);
+                  dropout.first_sample + sample.number, head + 1, r);
 #pragma unroll
           for (int e = 0; e < 8; e++) {
             if (is_below(r[e / 2], e % 2, a.dropout.threshold)) s[i][j + e / 4][e % 4] = 0;
@@ -178,13 +180,13 @@ __global__ void __launch_bounds__(THREADS) attention_forward(AttentionArguments 
       int row = first_row + i * 16 + half * 8 + int(lane / 4);
       if (lane % 4 == 0 && row < queries) {
         float highest_scaled = highest[i][half] * factor;
-        a.lse[(u64(sample) * a.heads + head) * a.queries + row] =
+        a.lse[sample.row(a, head) + row] =
             sum > 0 ? (highest_scaled + fast_log2(sum)) * LN_2 : INFINITE;
       }
     }
   // The staging takes the memory of keys and values, which other warps may still read.
   wait_for_copies<0>();
   __syncthreads();
-  write_rows<T, WIDTH, M>(out, inverse, memory + warp * M * 16 * Pitch<WIDTH>::BYTES, head_of<T>(a.o, sample, head), a.o.row,
+  write_rows<T, WIDTH, M>(out, inverse, memory + warp * M * 16 * Pitch<WIDTH>::BYTES, sample.queries_of<T>(a.o, head), a.o.row,
                           first_row, queries, a.width);
 }

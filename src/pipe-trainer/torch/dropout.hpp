@@ -18,6 +18,12 @@ struct Dropped {
   uint64_t key;
   uint32_t first_sample;
   uint64_t place;
+  uint64_t tokens;
+};
+
+// Where a token stands, as in kernels.cu.
+struct alignas(8) TokenPlace {
+  uint32_t sample, position;
 };
 
 // The same for one tensor, as in kernels.cu.
@@ -30,13 +36,15 @@ struct Dropout {
   uint32_t positions, features;
   // The address on the card of the key and of what is added to the first sample, where a CUDA graph reads them; else 0.
   uint64_t place;
+  // The address of a `TokenPlace` for each row, where samples are packed; else 0.
+  uint64_t tokens;
 
   static Dropout of(const Dropped& dropped, at::IntArrayRef sizes) {
     auto threshold = uint32_t(std::lround(dropped.share * 65536));
     auto kept = threshold ? float(65536.0 / (65536.0 - threshold)) : 1.0f;
     int64_t positions = 1;
     for (size_t i = 1; i + 1 < sizes.size(); i++) positions *= sizes[i];
-    return {dropped.key, threshold, kept, dropped.first_sample, uint32_t(positions), uint32_t(sizes.back()), dropped.place};
+    return {dropped.key, threshold, kept, dropped.first_sample, uint32_t(positions), uint32_t(sizes.back()), dropped.place, dropped.tokens};
   }
 };
 
@@ -79,14 +87,15 @@ __attribute__((target_clones("avx512f", "avx2", "default"))) inline void draw(co
 inline at::Tensor rows_on_cpu(const at::Tensor& in, const Dropout& dropout) {
   auto x = in.contiguous(), out = at::empty_like(x);
   int64_t width = dropout.features;
+  auto* tokens = reinterpret_cast<const TokenPlace*>(dropout.tokens);
   AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, x.scalar_type(), "dropout", [&] {
     auto *from = x.data_ptr<scalar_t>(), *to = out.data_ptr<scalar_t>();
     at::parallel_for(0, width ? x.numel() / width : 0, std::max<int64_t>(1, (1 << 15) / std::max<int64_t>(width, 1)), [&](int64_t begin, int64_t end) {
       float factors[LANES * 8];
       for (int64_t row = begin; row < end; row++) {
-        auto position = uint32_t(row % dropout.positions), sample = uint32_t(row / dropout.positions) + dropout.first_sample;
+        auto at = tokens ? tokens[row] : TokenPlace{uint32_t(row / dropout.positions), uint32_t(row % dropout.positions)};
         for (int64_t first = 0; first < width; first += LANES * 8) {
-          draw(dropout, uint32_t(first / 8), position, sample, 0, factors);
+          draw(dropout, uint32_t(first / 8), at.position, at.sample + dropout.first_sample, 0, factors);
           auto count = std::min<int64_t>(LANES * 8, width - first);
           auto *x = from + row * width + first, *y = to + row * width + first;
           for (int64_t i = 0; i < count; i++) y[i] = scalar_t(at::opmath_type<scalar_t>(x[i]) * factors[i]);

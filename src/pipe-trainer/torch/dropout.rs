@@ -38,10 +38,13 @@ pub struct Dropped {
     /// Where kernels read the key and what is added to the first sample, as an address on the card: a CUDA graph is launched again
     /// with other ones. 0 where they are those above.
     pub place: u64,
+    /// Where samples are packed: the address of sample and position, 32 bits each, of every token, on the device of the tensor. 0 where the tensor
+    /// has a row for each sample. The caller keeps what lies there until the gradient is computed.
+    pub tokens: u64,
 }
 
 impl Dropped {
-    pub const NOTHING: Self = Self { share: 0.0, key: 0, first_sample: 0, place: 0 };
+    pub const NOTHING: Self = Self { share: 0.0, key: 0, first_sample: 0, place: 0, tokens: 0 };
 }
 
 /// `residual` (or nothing) plus `input` with some of it dropped, in the kind of the residual.
@@ -76,7 +79,7 @@ mod tests {
     const SHARE: f64 = 0.1;
 
     fn dropped(key: u64, first_sample: u32) -> Dropped {
-        Dropped { share: SHARE, key, first_sample, place: 0 }
+        Dropped { share: SHARE, key, first_sample, place: 0, tokens: 0 }
     }
 
     /// As docs/dev/dropout.md has it, number by number.

@@ -18,11 +18,13 @@ inline void keep(AutogradContext* ctx, const Dropped& dropped) {
   ctx->saved_data["key"] = int64_t(dropped.key);
   ctx->saved_data["first_sample"] = int64_t(dropped.first_sample);
   ctx->saved_data["place"] = int64_t(dropped.place);
+  ctx->saved_data["tokens"] = int64_t(dropped.tokens);
 }
 
 inline Dropped kept(AutogradContext* ctx) {
   auto number = [&](const char* name) { return ctx->saved_data[name].toInt(); };
-  return {ctx->saved_data["share"].toDouble(), uint64_t(number("key")), uint32_t(number("first_sample")), uint64_t(number("place"))};
+  return {ctx->saved_data["share"].toDouble(), uint64_t(number("key")), uint32_t(number("first_sample")), uint64_t(number("place")),
+          uint64_t(number("tokens"))};
 }
 
 // --- residual + dropped in ------------------------------------------------------------------------------------------------

@@ -45,13 +45,18 @@ __device__ inline void philox(u64 key, u32 c0, u32 c1, u32 c2, u32 c3, u32 out[4
   out[0] = c0; out[1] = c1; out[2] = c2; out[3] = c3;
 }
 
-// 0 for a share of threshold/65536, `kept` for the others. Of a tensor [samples, positions, features].
+// Where a token stands.
+struct alignas(8) TokenPlace { u32 sample, position; };
+
+// 0 for a share of threshold/65536, `kept` for the others. Of a tensor [samples, positions, features], or [1, tokens, features] where samples are
+// packed.
 struct Dropout {
   u64 key;
   u32 threshold;
   float kept;
   u32 first_sample, positions, features;
   const u64* place;  // key, and what is added to the first sample; null where they stand above
+  const TokenPlace* tokens;  // of each row, where samples are packed; else null
 };
 
 // Where a kernel is part of a CUDA graph its arguments are those of the capture, and what changes is read from the card's memory.
@@ -70,7 +75,8 @@ __device__ inline float factor(const Dropout& d, const u32 drawn[4], int i) {
 }
 
 __device__ inline void draw(const Dropout& d, u32 row, u32 group, u32 drawn[4]) {
-  philox(d.key, group, row % d.positions, row / d.positions + d.first_sample, 0, drawn);
+  TokenPlace at = d.tokens ? d.tokens[row] : TokenPlace{row / d.positions, row % d.positions};
+  philox(d.key, group, at.position, at.sample + d.first_sample, 0, drawn);
 }
 
 // What the eight elements from `group` * 8 on are multiplied by. Tensors have less than 2^35 elements.

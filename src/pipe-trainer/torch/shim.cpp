@@ -314,12 +314,14 @@ char* pipe_feed_forward(Tensor* in, Tensor** layers, int64_t kind, const Dropped
 }
 
 // Null where there is no kernel for it. `bias` and `lengths` may be null.
-char* pipe_attention(Tensor* q, Tensor* k, Tensor* v, Tensor* bias, Tensor* lengths, bool is_causal, double scale, const Dropped* dropped,
-                     Tensor** out) {
+// `packing` are offsets and tiles of the queries, then those of the keys; all null where samples are rows of a rectangle.
+char* pipe_attention(Tensor* q, Tensor* k, Tensor* v, Tensor* bias, Tensor* lengths, Tensor** packing, bool is_causal, double scale,
+                     const Dropped* dropped, Tensor** out) {
   return guarded([&] {
     *out = nullptr;
     if (!Attention::fits(*q, *k, *v)) return;
-    *out = new Tensor(Attention::apply(*q, *k, *v, optional(bias), optional(lengths), is_causal, scale, *dropped));
+    *out = new Tensor(Attention::apply(*q, *k, *v, optional(bias), optional(lengths), optional(packing[0]), optional(packing[1]),
+                                       optional(packing[2]), optional(packing[3]), is_causal, scale, *dropped));
   });
 }
 
