@@ -119,8 +119,8 @@ class AttentionDropout(ctypes.Structure):
 class AttentionArguments(ctypes.Structure):
     _fields_ = (
         [(name, AttentionTensor) for name in ("q", "k", "v", "o", "d_o", "d_q", "d_k", "d_v")]
-        + [(name, ctypes.c_void_p) for name in ("bias", "lengths", "lse", "rows", "d_bias_blocks", "d_bias")]
-        + [(name, ctypes.c_uint32) for name in ("batch", "heads", "queries", "keys", "width", "is_causal")]
+        + [(name, ctypes.c_void_p) for name in ("bias", "lengths", "lse", "rows", "d_bias_blocks", "d_bias", "q_offsets", "k_offsets", "q_tiles", "k_tiles")]
+        + [(name, ctypes.c_uint32) for name in ("batch", "heads", "queries", "keys", "width", "distances", "origin", "tiles", "sums", "is_causal")]
         + [("scale", ctypes.c_float), ("dropout", AttentionDropout)]
     )
 
@@ -198,7 +198,10 @@ def small():
         def floats(count):
             return upload(random.standard_normal(count).astype(numpy.float32))
 
-        a = AttentionArguments(batch=b, heads=h, queries=lq, keys=lk, width=width, is_causal=causal, scale=0.1, dropout=dropout_of(share, 5, 3))
+        a = AttentionArguments(
+            batch=b, heads=h, queries=lq, keys=lk, width=width, distances=lq + lk - 1, origin=lq - 1, is_causal=causal, scale=0.1,
+            dropout=dropout_of(share, 5, 3),
+        )
         for name in ("q", "o", "d_o", "d_q"):
             setattr(a, name, tensor(lq))
         for name in ("k", "v", "d_k", "d_v"):
@@ -242,8 +245,8 @@ class Attention:
         self.parts = floats(batch, heads, blocks(queries, 128), bias_positions(keys)) if bias is not None else None
         self.kept = [q, k, v, bias, lengths]
         self.arguments = AttentionArguments(
-            batch=batch, heads=heads, queries=queries, keys=keys, width=width, is_causal=causal, scale=scale,
-            dropout=dropout_of(share, seed, first_sample), lse=self.lse.data_ptr(), rows=self.rows.data_ptr(),
+            batch=batch, heads=heads, queries=queries, keys=keys, width=width, distances=queries + keys - 1, origin=queries - 1,
+            is_causal=causal, scale=scale, dropout=dropout_of(share, seed, first_sample), lse=self.lse.data_ptr(), rows=self.rows.data_ptr(),
         )
         for name, tensor in (("q", q), ("k", k), ("v", v)):
             setattr(self.arguments, name, self.view(tensor))

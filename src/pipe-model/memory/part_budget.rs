@@ -4,12 +4,12 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::rc::Rc;
 
-use super::part_sizes::{Lengths, PART_COST, padded_tokens, part_sizes, parts};
+use super::part_sizes::{Layout, Lengths, PART_COST, PartTotals, part_sizes, parts, rounded_tokens};
 use crate::architecture::ModelConfig;
 use crate::estimate::{Estimate, Work};
 use crate::parameter::Parameter;
 
-/// Lengths are rounded up to a multiple of this: there are fewer rooms to compute, and a part holds a little less than it may.
+/// Lengths of padded rows are rounded up to a multiple of this: there are fewer rooms to compute, and a part holds a little less than it may.
 const LENGTH_STEP: u32 = 4;
 
 /// Whether parts are computed again for the backward pass, instead of being kept.
@@ -28,6 +28,7 @@ pub struct PartBudget {
     parameters: Rc<[Parameter]>,
     /// The work of a part of `batch` samples of full length.
     work: Work,
+    layout: Layout,
     asked: Recompute,
     /// As `asked`, but never where `batch` samples of full length hold little enough.
     recompute: Recompute,
@@ -55,12 +56,25 @@ struct Held {
 impl PartBudget {
     /// `work` is that of a part of `batch` samples of full length, in steps of `step` samples; `recompute` decides whether it is
     /// computed again.
-    pub fn new(config: Box<dyn ModelConfig>, work: Work, recompute: Recompute, step: u32) -> Self {
+    pub fn new(
+        config: Box<dyn ModelConfig>,
+        work: Work,
+        layout: Layout,
+        recompute: Recompute,
+        step: u32,
+    ) -> Self {
         let parameters = config.parameters().into();
-        Self::of(config.into(), parameters, work, recompute, step)
+        Self::of(config.into(), parameters, work, layout, recompute, step)
     }
 
-    fn of(config: Rc<dyn ModelConfig>, parameters: Rc<[Parameter]>, work: Work, asked: Recompute, step: u32) -> Self {
+    fn of(
+        config: Rc<dyn ModelConfig>,
+        parameters: Rc<[Parameter]>,
+        work: Work,
+        layout: Layout,
+        asked: Recompute,
+        step: u32,
+    ) -> Self {
         let whole = |again: bool| held(&*config, &parameters, &Work { checkpointing: again, ..work });
         let kept = whole(false);
         let (recompute, limit, full) = match asked {
@@ -76,7 +90,8 @@ impl PartBudget {
                 (asked, Held { kept: u64::MAX, peak, passing }, kept.passing)
             }
         };
-        Self { config, parameters, work, asked, recompute, limit, full, step: step.max(1), rooms: RefCell::default() }
+        let rooms = RefCell::default();
+        Self { config, parameters, work, layout, asked, recompute, limit, full, step: step.max(1), rooms }
     }
 
     /// The same for another batch, in steps of so many samples.
@@ -91,14 +106,15 @@ impl PartBudget {
 
     fn changed(&self, batch: u32, recompute: Recompute, step: u32) -> Self {
         let work = Work { batch: batch.into(), accum: step.div_ceil(batch).into(), ..self.work };
-        Self::of(Rc::clone(&self.config), Rc::clone(&self.parameters), work, recompute, step)
+        Self::of(Rc::clone(&self.config), Rc::clone(&self.parameters), work, self.layout, recompute, step)
     }
 
     /// Sizes of the parts that samples in this order become, for so many ranks: as few parts as there is room for and as give
     /// each rank the same number, and of those the ones whose work is most alike. Where parts may be computed again, they are if
     /// that is less work than parts that are not.
     pub fn part_sizes(&self, samples: &[Lengths], ranks: u32) -> Vec<usize> {
-        let sizes = |again: bool| part_sizes(samples, ranks, |lengths| self.room_for(lengths, again) as usize);
+        let room = |again: bool| move |lengths| self.room_for(lengths, again) as usize;
+        let sizes = |again: bool| part_sizes(samples, ranks, self.layout, room(again));
         match self.recompute {
             Recompute::Never => sizes(false),
             Recompute::Always => sizes(true),
@@ -109,12 +125,13 @@ impl PartBudget {
         }
     }
 
-    /// The work of all parts in padded tokens.
+    /// The work of all parts in tokens.
     fn cost(&self, samples: &[Lengths], sizes: &[usize]) -> u64 {
         let cost = |part: &[Lengths]| {
-            let tokens = padded_tokens(part);
+            let totals = PartTotals::of(part);
+            let tokens = totals.tokens(self.layout);
             // The forward pass is a third of the work.
-            let again = self.recomputes(part.len() as u32, Lengths::longest(part));
+            let again = self.recomputes(part.len() as u32, totals.lengths(self.layout));
             tokens + if again { tokens / 3 } else { 0 } + PART_COST
         };
         parts(samples, sizes).map(cost).sum()
@@ -135,7 +152,7 @@ impl PartBudget {
     }
 
     fn room_for(&self, lengths: Lengths, again: bool) -> u32 {
-        let rounded = |length: u32, full: u128| match u128::from(length) < full {
+        let rounded = |length: u32, full: u128| match u128::from(length) < full && self.layout == Layout::Padded {
             true => length.next_multiple_of(LENGTH_STEP).min(full as u32),
             false => length,
         };
@@ -169,8 +186,19 @@ impl PartBudget {
     }
 
     fn held(&self, samples: u32, lengths: Lengths, again: bool) -> Held {
-        let (source, target) = (lengths.source.into(), lengths.target.into());
-        let work = Work { batch: samples.into(), source, target, checkpointing: again, ..self.work };
+        let samples = u128::from(samples);
+        // Packed samples are rounded up to one of few numbers of tokens.
+        let each = |length: u32, full: u128| match self.layout {
+            Layout::Padded => length.into(),
+            Layout::Packed => {
+                let number = |tokens: u128| u64::try_from(tokens).unwrap_or(u64::MAX);
+                let tokens = rounded_tokens(number(samples * u128::from(length)), number(self.work.batch * full));
+                u128::from(tokens).div_ceil(samples.max(1))
+            }
+        };
+        let (source, target) = (each(lengths.source, self.work.source), each(lengths.target, self.work.target));
+        let target = if lengths.target == 0 { 0 } else { target };
+        let work = Work { batch: samples, source, target, checkpointing: again, ..self.work };
         held(&*self.config, &self.parameters, &work)
     }
 }
@@ -222,7 +250,8 @@ mod tests {
             "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072, "vocab_size": 250_002,
             "max_position_embeddings": 514,
         });
-        PartBudget::new(read_config(arch, config.as_object().unwrap()).unwrap(), work, recompute, 99)
+        let config = read_config(arch, config.as_object().unwrap()).unwrap();
+        PartBudget::new(config, work, Layout::Padded, recompute, 99)
     }
 
     /// So many samples of full length, not more, and half of them with half the batch, however large the state of the model is.
@@ -259,7 +288,7 @@ mod tests {
         let mixed: Vec<Lengths> = [[long; 33].as_slice(), &[short; 27]].concat();
         let sizes = budget.part_sizes(&mixed, 1);
         for part in parts(&mixed, &sizes) {
-            let (size, longest) = (part.len() as u32, Lengths::longest(part));
+            let (size, longest) = (part.len() as u32, PartTotals::of(part).lengths(Layout::Padded));
             let held = budget.held(size, longest, budget.recomputes(size, longest));
             assert!(held.peak <= most, "{sizes:?}");
         }

@@ -53,11 +53,6 @@ impl Lengths {
         Self { source: self.source.max(other.source), target: self.target.max(other.target) }
     }
 
-    /// The longest source and the longest target of several rows.
-    pub fn longest(rows: &[Self]) -> Self {
-        rows.iter().fold(Self::default(), |longest, row| longest.max(*row))
-    }
-
     /// Tokens of a row; at least 1, because a row without any is work too.
     pub fn tokens(self) -> u64 {
         (u64::from(self.source) + u64::from(self.target)).max(1)
@@ -74,17 +69,75 @@ impl fmt::Display for Lengths {
     }
 }
 
+/// How the samples of a part stand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Layout {
+    /// Each in a row that is padded to the longest of the part.
+    Padded,
+    /// One behind the other.
+    Packed,
+}
+
+/// The samples of a part, added up.
+#[derive(Clone, Copy, Default)]
+pub(super) struct PartTotals {
+    count: u64,
+    longest: Lengths,
+    source: u64,
+    target: u64,
+}
+
+impl PartTotals {
+    pub fn of(part: &[Lengths]) -> Self {
+        part.iter().fold(Self::default(), |totals, lengths| totals.with(*lengths))
+    }
+
+    fn with(self, lengths: Lengths) -> Self {
+        Self {
+            count: self.count + 1,
+            longest: self.longest.max(lengths),
+            source: self.source + u64::from(lengths.source),
+            target: self.target + u64::from(lengths.target),
+        }
+    }
+
+    /// The lengths of as many samples that are all alike and hold as much.
+    pub fn lengths(&self, layout: Layout) -> Lengths {
+        let mean = |total: u64| u32::try_from(total.div_ceil(self.count.max(1))).unwrap_or(u32::MAX);
+        match layout {
+            Layout::Padded => self.longest,
+            Layout::Packed => Lengths { source: mean(self.source), target: mean(self.target) },
+        }
+    }
+
+    /// Tokens that are computed.
+    pub fn tokens(&self, layout: Layout) -> u64 {
+        match layout {
+            Layout::Padded => self.count * self.longest.tokens(),
+            Layout::Packed => (self.source + self.target).max(self.count),
+        }
+    }
+}
+
+/// So many tokens are computed where a part of packed samples has `tokens`: few numbers come up again and again, each at most an eighth more, or 63.
+/// No more than `most`, unless there are more already.
+pub fn rounded_tokens(tokens: u64, most: u64) -> u64 {
+    let rounded = tokens.max(1).next_multiple_of((tokens / 16).next_power_of_two().max(64));
+    rounded.min(most.max(tokens).max(1))
+}
+
 /// Sizes of the parts that samples in this order become, for so many ranks. A part has at most `room` samples of its lengths. There
 /// are as few parts as fit and as give each rank the same number; several ranks may get more parts than they need, where that makes
 /// their work more alike.
-pub fn part_sizes(samples: &[Lengths], ranks: u32, room: impl Fn(Lengths) -> usize) -> Vec<usize> {
+pub fn part_sizes(samples: &[Lengths], ranks: u32, layout: Layout, room: impl Fn(Lengths) -> usize) -> Vec<usize> {
     let most_times = if ranks > 1 { MOST_TIMES } else { 1 };
+    let cut = Cut { samples, layout, room };
     let candidates = (1..=most_times).map(|times| {
-        let any = alike(samples, &room, 1, ranks, times);
-        let round = alike(samples, &room, round_size(samples.len() / ranks.max(1) as usize), ranks, times);
+        let any = cut.alike(1, ranks, times);
+        let round = cut.alike(round_size(samples.len() / ranks.max(1) as usize), ranks, times);
         if round.len() <= any.len() { round } else { any }
     });
-    candidates.min_by_key(|sizes| slowest(samples, sizes, ranks)).unwrap_or_default()
+    candidates.min_by_key(|sizes| cut.slowest(sizes, ranks)).unwrap_or_default()
 }
 
 /// The samples of each part.
@@ -95,21 +148,6 @@ pub(super) fn parts<'a>(samples: &'a [Lengths], sizes: &'a [usize]) -> impl Iter
         rest = after;
         part
     })
-}
-
-/// Tokens of a part whose samples are padded to its longest.
-pub(super) fn padded_tokens(part: &[Lengths]) -> u64 {
-    part.len() as u64 * Lengths::longest(part).tokens()
-}
-
-/// The work of the rank that has most.
-fn slowest(samples: &[Lengths], sizes: &[usize], ranks: u32) -> u64 {
-    let work: Vec<u64> = parts(samples, sizes).map(|part| padded_tokens(part) + PART_COST).collect();
-    let mut each = vec![0; ranks.max(1) as usize];
-    for (owner, work) in owners(&work, ranks).into_iter().zip(work) {
-        each[owner as usize] += work;
-    }
-    each.into_iter().max().unwrap_or(0)
 }
 
 /// Sizes of parts of `room` samples at most that are all alike: as few as give each rank the same number.
@@ -123,48 +161,80 @@ fn round_size(samples: usize) -> usize {
     1 << (samples / 8).clamp(1, MOST_ROUND).ilog2()
 }
 
-/// The parts whose work is most alike, with at most `times` as many parts as fit, and as many for each rank. All but the last have a
-/// multiple of `round` samples, or fewer than `round`.
-fn alike(samples: &[Lengths], room: impl Fn(Lengths) -> usize, round: usize, ranks: u32, times: usize) -> Vec<usize> {
-    let within = |most_work: u64| greedy(samples, &room, round, most_work);
-    let most_parts = within(u64::MAX).len().next_multiple_of(ranks.max(1) as usize) * times;
-    // The least work of a part that gives no more parts than that, by bisection.
-    let (mut least, mut enough) = (0, padded_tokens(samples));
-    while least < enough {
-        let middle = least + (enough - least) / 2;
-        if within(middle).len() <= most_parts { enough = middle } else { least = middle + 1 }
-    }
-    within(enough)
+/// Samples that are to be cut into parts.
+struct Cut<'a, R> {
+    samples: &'a [Lengths],
+    layout: Layout,
+    /// How many samples of such lengths a part may have.
+    room: R,
 }
 
-/// Parts that are each as large as `room` and `most_work` padded tokens allow; a sample by itself is always allowed.
-fn greedy(samples: &[Lengths], room: impl Fn(Lengths) -> usize, round: usize, most_work: u64) -> Vec<usize> {
-    let mut sizes = Vec::new();
-    let mut rest = samples;
-    while !rest.is_empty() {
-        let count = first_part(rest, &room, most_work);
-        let count = if count < rest.len() && count > round { count - count % round } else { count };
-        sizes.push(count);
-        rest = &rest[count..];
+impl<R: Fn(Lengths) -> usize> Cut<'_, R> {
+    /// The parts whose work is most alike, with at most `times` as many parts as fit, and as many for each rank. All but the last have a
+    /// multiple of `round` samples, or fewer than `round`.
+    fn alike(&self, round: usize, ranks: u32, times: usize) -> Vec<usize> {
+        let within = |most_work: u64| self.greedy(round, most_work);
+        let most_parts = within(u64::MAX).len().next_multiple_of(ranks.max(1) as usize) * times;
+        // The least work of a part that gives no more parts than that, by bisection.
+        let (mut least, mut enough) = (0, PartTotals::of(self.samples).tokens(self.layout));
+        while least < enough {
+            let middle = least + (enough - least) / 2;
+            if within(middle).len() <= most_parts { enough = middle } else { least = middle + 1 }
+        }
+        within(enough)
     }
-    sizes
-}
 
-/// How many of the first samples make a part.
-fn first_part(samples: &[Lengths], room: impl Fn(Lengths) -> usize, most_work: u64) -> usize {
-    let (mut longest, mut room_here) = (Lengths::default(), 0);
-    for (count, lengths) in samples.iter().enumerate() {
-        let longer = longest.max(*lengths);
-        if count == 0 || longer != longest {
-            room_here = room(longer);
+    /// Parts that are each as large as there is room and `most_work` tokens allow; a sample by itself is always allowed.
+    fn greedy(&self, round: usize, most_work: u64) -> Vec<usize> {
+        let mut sizes = Vec::new();
+        let mut rest = self.samples;
+        while !rest.is_empty() {
+            let count = self.first_part(rest, most_work);
+            let count = if count < rest.len() && count > round { count - count % round } else { count };
+            let count = self.with_room(rest, count);
+            sizes.push(count);
+            rest = &rest[count..];
         }
-        let fits = count < room_here && (count as u64 + 1) * longer.tokens() <= most_work;
-        if count > 0 && !fits {
-            return count;
-        }
-        longest = longer;
+        sizes
     }
-    samples.len()
+
+    /// How many of the first samples make a part, where there is more room for shorter ones.
+    fn first_part(&self, samples: &[Lengths], most_work: u64) -> usize {
+        let mut totals = PartTotals::default();
+        let mut room = 0;
+        for (count, lengths) in samples.iter().enumerate() {
+            let (before, more) = (totals.lengths(self.layout), totals.with(*lengths));
+            let longer = more.lengths(self.layout);
+            // Lengths that only become shorter have no less room.
+            if count >= room || longer.max(before) != before {
+                room = (self.room)(longer);
+            }
+            if count > 0 && (count >= room || more.tokens(self.layout) > most_work) {
+                return count;
+            }
+            totals = more;
+        }
+        samples.len()
+    }
+
+    /// So many of the first samples or, where they have no room, fewer.
+    fn with_room(&self, samples: &[Lengths], mut count: usize) -> usize {
+        while count > 1 && count > (self.room)(PartTotals::of(&samples[..count]).lengths(self.layout)) {
+            count -= 1;
+        }
+        count
+    }
+
+    /// The work of the rank that has most.
+    fn slowest(&self, sizes: &[usize], ranks: u32) -> u64 {
+        let tokens = |part: &[Lengths]| PartTotals::of(part).tokens(self.layout) + PART_COST;
+        let work: Vec<u64> = parts(self.samples, sizes).map(tokens).collect();
+        let mut each = vec![0; ranks.max(1) as usize];
+        for (owner, work) in owners(&work, ranks).into_iter().zip(work) {
+            each[owner as usize] += work;
+        }
+        each.into_iter().max().unwrap_or(0)
+    }
 }
 
 #[cfg(test)]
@@ -198,16 +268,18 @@ mod tests {
             (0, 8, &[]),
         ];
         for (count, fits, want) in table {
-            assert_eq!(part_sizes(&same(count), 1, |_| fits), want, "{count} samples, {fits} fit");
+            assert_eq!(part_sizes(&same(count), 1, Layout::Padded, |_| fits), want, "{count} samples, {fits} fit");
         }
         // Sizes that come up again, where they cost no part more.
-        assert_eq!(part_sizes(&same(90), 1, |_| 50), [48, 42]);
-        assert_eq!(part_sizes(&same(100), 1, |_| 50), [50, 50]);
+        assert_eq!(part_sizes(&same(90), 1, Layout::Padded, |_| 50), [48, 42]);
+        assert_eq!(part_sizes(&same(100), 1, Layout::Padded, |_| 50), [50, 50]);
         // One long sample by itself: with the short ones it would make them as long.
         let mixed: Vec<Lengths> = std::iter::once(of(512, 0)).chain(same(40)).collect();
-        assert_eq!(part_sizes(&mixed, 1, room(400_000)), [1, 40]);
+        assert_eq!(part_sizes(&mixed, 1, Layout::Padded, room(400_000)), [1, 40]);
+        // Packed, it does not.
+        assert_eq!(part_sizes(&mixed, 1, Layout::Packed, room(400_000)), [41]);
         // One that is too long for any part is one.
-        assert_eq!(part_sizes(&[of(9000, 0), of(1, 0)], 1, room(1000)), [1, 1]);
+        assert_eq!(part_sizes(&[of(9000, 0), of(1, 0)], 1, Layout::Padded, room(1000)), [1, 1]);
     }
 
     /// The fewest parts of any kind, by trying all of them.
@@ -272,13 +344,14 @@ mod tests {
             let count = if case % 3 == 0 { 1 + numbers.below(400) } else { 1 + numbers.below(7) };
             let samples = numbers.samples(count, case % 2 == 0);
             let room = room(50_000 + numbers.below(3_000_000));
-            let sizes = part_sizes(&samples, 1, &room);
+            let layout = if case % 5 < 2 { Layout::Packed } else { Layout::Padded };
+            let sizes = part_sizes(&samples, 1, layout, &room);
             assert_eq!(sizes.iter().sum::<usize>(), samples.len());
             for part in parts(&samples, &sizes) {
-                let (size, longest) = (part.len(), Lengths::longest(part));
-                assert!(size > 0 && size <= room(longest), "case {case}: {size} of {longest}");
+                let (size, lengths) = (part.len(), PartTotals::of(part).lengths(layout));
+                assert!(size == 1 || size > 1 && size <= room(lengths), "case {case}: {size} of {lengths}");
             }
-            if count <= 7 {
+            if count <= 7 && layout == Layout::Padded {
                 let fewest = fewest(&samples, &room);
                 assert!(
                     sizes.len() <= fewest + 1,
@@ -295,10 +368,10 @@ mod tests {
         let samples: Vec<Lengths> = (0..256u32).map(|index| of(12 + (256 - index) * (256 - index) / 300, 20)).collect();
         for ranks in 1..=8 {
             for fits in [4usize, 23, 64, 300] {
-                let sizes = part_sizes(&samples, ranks, |_| fits);
+                let sizes = part_sizes(&samples, ranks, Layout::Padded, |_| fits);
                 assert_eq!(sizes.iter().sum::<usize>(), samples.len());
                 assert!(sizes.iter().all(|size| (1..=fits).contains(size)), "{ranks} ranks, {fits} fit: {sizes:?}");
-                let work: Vec<u64> = parts(&samples, &sizes).map(padded_tokens).collect();
+                let work: Vec<u64> = parts(&samples, &sizes).map(|part| PartTotals::of(part).tokens(Layout::Padded)).collect();
                 let mut each = vec![0; ranks as usize];
                 for (owner, work) in owners(&work, ranks).into_iter().zip(&work) {
                     each[owner as usize] += work;
@@ -308,6 +381,17 @@ mod tests {
                 assert!(*most as f64 <= 1.2 * mean, "{ranks} ranks, {fits} fit: {each:?}");
             }
         }
+    }
+
+    #[test]
+    fn few_numbers_of_tokens_that_are_little_more() {
+        let all: Vec<u64> = (1..=20_000).map(|tokens| rounded_tokens(tokens, u64::MAX)).collect();
+        assert!(all.iter().zip(1..).all(|(rounded, tokens)| *rounded >= tokens && *rounded <= tokens + tokens / 8 + 63));
+        assert_eq!([1, 1000, 1600, 3200, 16_384].map(|tokens| rounded_tokens(tokens, u64::MAX)), [64, 1024, 1664, 3328, 16_384]);
+        assert_eq!([rounded_tokens(10_101, 10_101), rounded_tokens(10_000, 10_101), rounded_tokens(9, 5)], [10_101, 10_101, 9]);
+        let mut different = all;
+        different.dedup();
+        assert!(different.len() < 80, "{}", different.len());
     }
 
     #[test]

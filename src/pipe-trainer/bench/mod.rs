@@ -41,7 +41,9 @@ fn time_steps(args: &BenchArgs) -> Result<(), TrainerError> {
     let definition = Definition::from_spec(&spec.model)?.with_adapter(adapter.as_ref())?;
     let model = definition.build(&Start::Random { seed: 1 }, &Setup::of(&spec.train, device))?;
     let optimizer = Optimizer::new(&spec.train, model.weights(), &Share::of(&spec.train, spec.rank, model.weights()))?;
-    let part = workload::part(args, &definition.task_data()?, device)?;
+    let task_data = definition.task_data()?;
+    let part = workload::part(args, &task_data, device)?;
+    let part = workload::as_in_training(part, &task_data, model.as_ref(), device)?;
     let graphs = if args.no_graphs { None } else { Graphs::new(&hardware, model.as_ref())? };
     let stand_in = match (args.sums.rate, device) {
         (Some(gigabytes), tch::Device::Cuda(card)) => Some(StandIn::new(model.as_ref(), card, gigabytes, args)?),

@@ -7,6 +7,7 @@ use pipe_spec::pipeline::{Memory, Precision};
 use serde_json::json;
 use tch::{Device, Kind, Tensor};
 
+use super::workload::as_in_training;
 use crate::cli::bench::{DropoutMasksArgs, ParityArgs};
 use crate::data::Part;
 use crate::device::Hardware;
@@ -25,9 +26,15 @@ pub fn parity(args: &ParityArgs) -> Result<(), TrainerError> {
     let setup = setup(args)?;
     let model = definition.build(&Start::Tensors { files: &files, seed: 0 }, &setup)?;
     let part = read_batch(&args.batch, setup.device)?;
+    let length = part.find("labels").filter(|labels| labels.dim() == 2).map(|labels| labels.size()[1]);
+    let part = as_in_training(part, &definition.task_data()?, model.as_ref(), setup.device)?;
     // The gradient is that of a training step, in which nothing is dropped.
     let mode = Mode::Train(Drawn::new(0, 0));
-    let compared = Compared::compute(model.as_ref(), &part, mode)?;
+    let mut compared = Compared::compute(model.as_ref(), &part, mode)?;
+    if let (Some(length), [_, rows, _]) = (length, compared.logits.size().as_slice()) {
+        // Samples that were packed are as long as the longest; in the file all may be padded further.
+        compared.logits = compared.logits.f_constant_pad_nd([0, 0, 0, length - rows])?;
+    }
     let fail = |source| TrainerError::Save { path: args.out.clone(), source, last: None };
     tensor_writer::write(&args.out, &compared.tensors()).map_err(fail)?;
     println!("{}", json!({ "loss": compared.loss, "grad_norm": compared.grad_norm }));
@@ -121,7 +128,7 @@ fn read_batch(path: &Path, device: Device) -> Result<Part, TrainerError> {
 /// Names, and 1 where something is kept.
 fn masks(kind: Kind, device: Device) -> Result<Vec<(String, Tensor)>, TrainerError> {
     let drawn = Drawn::new(5, 3);
-    let pass = Pass { dropout: 0.1, drawn: Some(drawn), compute: kind, checkpointing: false, block: 2 };
+    let pass = Pass { dropout: 0.1, drawn: Some(drawn), compute: kind, checkpointing: false, block: 2, tokens: 0 };
     let options = (kind, device);
     let mut all = Vec::new();
     for (sizes, number) in [&[4, 33, 64][..], &[2, 7, 301], &[3, 509, 1024], &[5, 448]].into_iter().zip(0..) {

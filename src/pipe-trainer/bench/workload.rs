@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use tch::{Device, Kind, TchError, Tensor};
 
 use crate::cli::bench::BenchArgs;
-use crate::data::Part;
+use crate::data::{Column, IGNORED, Padding, Part, PartShape, Sample};
 use crate::error::TrainerError;
 use crate::model::{Mode, Model, Weights};
 use crate::torch::{BucketSums, Link};
@@ -133,6 +133,52 @@ pub fn part(args: &BenchArgs, task_data: &TaskData, device: Device) -> Result<Pa
             Part::default().with("labels", ids.shallow_clone()).with("ids", ids)
         }
     })
+}
+
+/// The same samples as the parts of a training of `model` have them: one behind the other where it takes them so.
+pub fn as_in_training(
+    part: Part,
+    task_data: &TaskData,
+    model: &dyn Model,
+    device: Device,
+) -> Result<Part, TrainerError> {
+    if !model.packs() {
+        return Ok(part);
+    }
+    let samples = samples(&part, matches!(task_data, TaskData::TokenLabels { .. } | TaskData::Language { .. }))?;
+    let longest = |name: &str| samples.iter().filter_map(|sample| sample.column(name)).map(length).max().unwrap_or(1);
+    let padding = |column, with| Padding { column, with, length: None, most: longest(column) };
+    let paddings = [padding("input_ids", 0), padding("ids", 0), padding("labels", IGNORED)];
+    let shape = PartShape::new(&paddings, device).packed(samples.len() as u32);
+    let shape = if device.is_cuda() && model.is_recordable() { shape.in_few_lengths() } else { shape };
+    Ok(shape.collate(&samples)?)
+}
+
+fn length(column: &Column) -> usize {
+    if let Column::Tokens(tokens) | Column::PerToken(tokens) = column { tokens.len() } else { 0 }
+}
+
+/// The samples of a part in which each has a row. Labels may be those of each token.
+fn samples(part: &Part, labels_tokens: bool) -> Result<Vec<Sample>, TrainerError> {
+    const NAMES: [&str; 5] = ["input_ids", "ids", "attention_mask", "token_type_ids", "labels"];
+    let ids = part.find("input_ids").map_or_else(|| part.get("ids"), Ok)?;
+    let mut samples: Vec<Sample> = (0..ids.size()[0]).map(|_| Sample { columns: Vec::new(), targets: 1 }).collect();
+    for name in NAMES {
+        let Some(tensor) = part.find(name) else { continue };
+        let tensor = tensor.f_to_device(Device::Cpu)?;
+        for (sample, row) in samples.iter_mut().zip(0..) {
+            let row = tensor.f_get(row)?;
+            let column = match (row.dim(), row.kind()) {
+                (0, Kind::Int64) => Column::Whole(row.f_int64_value(&[])?),
+                (0, _) => Column::Real(row.f_double_value(&[])? as f32),
+                (_, Kind::Int64) if labels_tokens && name == "labels" => Column::PerToken(Vec::try_from(row)?),
+                (_, Kind::Int64) => Column::Tokens(Vec::try_from(row)?),
+                _ => Column::Values { shape: row.size(), values: Vec::try_from(row.f_reshape([-1])?)? },
+            };
+            sample.columns.push((name, column));
+        }
+    }
+    Ok(samples)
 }
 
 struct Maker {

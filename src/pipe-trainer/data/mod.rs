@@ -7,6 +7,7 @@ mod features;
 mod labelling;
 mod language;
 mod packed;
+mod packing;
 mod part;
 mod picture_classes;
 mod picture_column;
@@ -26,8 +27,10 @@ mod words;
 
 pub use conversations::open_questions;
 pub use language::{Pieces, Prompts, TextPieces, has_prompts};
+pub use packing::Packed;
 pub use part::{
-    ALIGNED_COLUMNS, Column, IGNORED, LOSS_WEIGHTS, Padding, Part, PartShape, Sample, next_tokens, sort_longest_first,
+    ALIGNED_COLUMNS, Column, IGNORED, LOSS_WEIGHTS, Padding, Part, PartShape, Sample, next_packed_tokens, next_tokens,
+    sort_longest_first,
 };
 pub use preprocessor::Preprocessor;
 pub use rows::KeptColumns;

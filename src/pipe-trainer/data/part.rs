@@ -3,9 +3,10 @@
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-use pipe_model::memory::Lengths;
+use pipe_model::memory::{Layout, Lengths, rounded_tokens};
 use tch::{Device, Kind, TchError, Tensor};
 
+use super::packing::{Packed, PackedRows, PackedSize};
 use crate::error::TrainerError;
 use crate::torch;
 
@@ -18,7 +19,7 @@ const MASK: &str = "attention_mask";
 /// Columns with one number for each token of `input_ids`.
 pub const ALIGNED_COLUMNS: [&str; 2] = [MASK, "token_type_ids"];
 
-/// The input of a model: tensors by name, the first dimension of each being the samples.
+/// The input of a model: tensors by name. The first dimension of each is the samples; tokens of packed samples are [1, tokens].
 #[derive(Debug, Default)]
 pub struct Part(BTreeMap<String, Tensor>);
 
@@ -29,6 +30,11 @@ impl Part {
 
     pub fn find(&self, name: &str) -> Option<&Tensor> {
         self.0.get(name)
+    }
+
+    /// Where the samples of a column of tokens stand. Absent where each has a row of its own.
+    pub fn packed(&self, column: &str) -> Option<Packed<'_>> {
+        Packed::find(|name| self.find(&format!("{column}.{name}")))
     }
 
     pub fn tensors(&self) -> impl Iterator<Item = (&str, &Tensor)> {
@@ -78,6 +84,17 @@ pub fn next_tokens(labels: &Tensor, length: i64) -> Result<Tensor, TchError> {
     Tensor::f_cat(&[next, nothing], 1)
 }
 
+/// The same where samples are packed: `labels` as `of_labels` says, for the positions of `ids`.
+pub fn next_packed_tokens(labels: &Tensor, ids: Packed<'_>, of_labels: Packed<'_>) -> Result<Tensor, TchError> {
+    let sample = ids.sample_numbers()?;
+    let tokens = Tensor::f_arange(ids.tokens(), (Kind::Int, labels.device()))?;
+    let inside = tokens.f_sub(&ids.offsets.f_index_select(0, &sample)?)?;
+    let next = of_labels.offsets.f_index_select(0, &sample)?.f_add(&inside)?.f_add_scalar(1)?;
+    let is_known = next.f_lt_tensor(&of_labels.offsets.f_index_select(0, &sample.f_add_scalar(1)?)?)?;
+    let found = labels.f_squeeze_dim(0)?.f_index_select(0, &next.f_clamp_max(of_labels.tokens() - 1)?)?;
+    found.f_masked_fill(&is_known.f_logical_not()?, IGNORED)?.f_unsqueeze(0)
+}
+
 /// How a column of tokens is padded.
 #[derive(Clone, Copy, Debug)]
 pub struct Padding {
@@ -98,11 +115,37 @@ pub struct PartShape {
     multiple: usize,
     /// Whether they are padded further, so that few lengths come up.
     rounds: bool,
+    packing: Option<Packing>,
+}
+
+/// How samples are packed one behind the other.
+#[derive(Clone, Copy, Debug)]
+struct Packing {
+    /// Samples of full length that a part may hold: no part is rounded up beyond their tokens.
+    batch: usize,
+    /// Whether every sample is as long as the longest that there may be.
+    in_full_length: bool,
 }
 
 impl PartShape {
     pub fn new(paddings: &[Padding], device: Device) -> Self {
-        Self { paddings: paddings.to_vec(), device, multiple: 1, rounds: false }
+        Self { paddings: paddings.to_vec(), device, multiple: 1, rounds: false, packing: None }
+    }
+
+    /// The same without padding, for a model that takes samples one behind the other. A part may hold so many samples of full length.
+    pub fn packed(mut self, batch: u32) -> Self {
+        self.paddings.iter_mut().for_each(|padding| padding.length = None);
+        Self { packing: Some(Packing { batch: batch as usize, in_full_length: false }), ..self }
+    }
+
+    /// The same with a row for each sample.
+    pub fn padded(self) -> Self {
+        Self { packing: None, ..self }
+    }
+
+    /// The same for parts of another batch.
+    pub fn with_batch(self, batch: u32) -> Self {
+        Self { packing: self.packing.map(|packing| Packing { batch: batch as usize, ..packing }), ..self }
     }
 
     /// The same for a model that wants rows of whole multiples.
@@ -117,6 +160,10 @@ impl PartShape {
 
     /// The same with every row as long as the longest that there may be.
     pub fn in_full_length(mut self) -> Self {
+        if let Some(packing) = &mut self.packing {
+            packing.in_full_length = true;
+            return self;
+        }
         for padding in &mut self.paddings {
             padding.length.get_or_insert(padding.most.next_multiple_of(self.multiple));
         }
@@ -138,25 +185,57 @@ impl PartShape {
         self.each_length(samples).map(|length| length.to_string()).collect::<Vec<_>>().join("+")
     }
 
-    /// The same as numbers: of the first column of tokens, and of the second where there is one.
+    /// The same as numbers: of the first column of tokens, and of the second where there is one. Packed samples count with their mean length.
     pub fn row_lengths(&self, samples: &[Sample]) -> Lengths {
-        let mut each = self.each_length(samples).map(|length| length as u32);
-        Lengths { source: each.next().unwrap_or(0), target: each.next().unwrap_or(0) }
+        let mean = |(name, columns): (&str, Vec<&Column>)| {
+            let length = |column: &&Column| self.packed_length(name, tokens(column).len());
+            columns.iter().map(length).sum::<usize>().div_ceil(columns.len().max(1))
+        };
+        match self.layout() {
+            Layout::Padded => lengths_of(self.each_length(samples)),
+            Layout::Packed => lengths_of(self.each_column(samples).map(mean)),
+        }
     }
 
-    /// The length that each column of tokens has in a part, except those that are aligned with another.
+    /// What decides how much a part holds. On a card attention goes by sample too; elsewhere it is computed in rows that are padded to the longest.
+    pub fn layout(&self) -> Layout {
+        if self.packing.is_some() && self.device.is_cuda() { Layout::Packed } else { Layout::Padded }
+    }
+
+    fn packed_length(&self, name: &str, length: usize) -> usize {
+        let in_full = self.packing.is_some_and(|packing| packing.in_full_length);
+        let most = self.padding(name).map(|padding| padding.most).filter(|_| in_full);
+        // A sample without tokens has padding.
+        most.map_or(length, |most| most.max(length)).max(1)
+    }
+
+    fn rounded_tokens(&self, name: &str, total: usize, packing: Packing) -> usize {
+        let most = self.padding(name).map_or(0, |padding| padding.most.saturating_mul(packing.batch));
+        if self.rounds { rounded_tokens(total as u64, most as u64) as usize } else { total.max(1) }
+    }
+
+    /// The length that each column of tokens has in a part.
     fn each_length(&self, samples: &[Sample]) -> impl Iterator<Item = usize> {
+        self.each_column(samples).map(|(name, columns)| self.length(name, &columns))
+    }
+
+    /// The columns of tokens, except those that are aligned with another.
+    fn each_column<'s>(&self, samples: &'s [Sample]) -> impl Iterator<Item = (&'static str, Vec<&'s Column>)> {
         let columns = samples.first().map(|first| first.columns.as_slice()).unwrap_or_default();
         let is_counted = |(_, (name, column)): &(usize, &(&str, Column))| {
             matches!(column, Column::Tokens(_)) && !ALIGNED_COLUMNS.contains(name)
         };
-        columns.iter().enumerate().filter(is_counted).map(|(index, (name, _))| {
-            let columns: Vec<&Column> = samples.iter().map(|sample| &sample.columns[index].1).collect();
-            self.length(name, &columns)
-        })
+        columns
+            .iter()
+            .enumerate()
+            .filter(is_counted)
+            .map(|(index, (name, _))| (*name, samples.iter().map(|sample| &sample.columns[index].1).collect()))
     }
 
     pub fn collate(&self, samples: &[Sample]) -> Result<Part, TchError> {
+        if let Some(packing) = self.packing {
+            return self.pack(samples, packing);
+        }
         let mut part = Part::default();
         let Some(first) = samples.first() else { return Ok(part) };
         for (index, (name, _)) in first.columns.iter().enumerate() {
@@ -172,6 +251,72 @@ impl PartShape {
         Ok(part)
     }
 
+    /// Tokens one sample behind the other, with the rows of each column that has some of its own.
+    fn pack(&self, samples: &[Sample], packing: Packing) -> Result<Part, TchError> {
+        let mut part = Part::default();
+        let Some(first) = samples.first() else { return Ok(part) };
+        let column = |index: usize| samples.iter().map(move |sample| &sample.columns[index].1);
+        let index_of = |wanted: &[&str]| first.columns.iter().position(|(name, _)| wanted.contains(name));
+        let positions_of = |index: usize, name: &str| -> Vec<Vec<usize>> {
+            column(index).map(|column| (0..self.packed_length(name, tokens(column).len())).collect()).collect()
+        };
+        // Where the text is; elsewhere a mask hides it.
+        let ids = index_of(&["input_ids", "ids"]);
+        let mut kept = ids.map_or(Vec::new(), |ids| positions_of(ids, first.columns[ids].0));
+        if let Some(mask) = index_of(&[MASK]) {
+            for (positions, column) in kept.iter_mut().zip(column(mask)) {
+                positions.retain(|position| tokens(column).get(*position) != Some(&0));
+                if positions.is_empty() {
+                    positions.push(0);
+                }
+            }
+        }
+        let is_token = |column: &Column| matches!(column, Column::Tokens(_) | Column::PerToken(_));
+        let only_tokens = first.columns.iter().all(|(_, column)| is_token(column));
+        let count = if self.rounds && only_tokens { rounded(samples.len()) } else { samples.len() };
+        for (index, (name, of_first)) in first.columns.iter().enumerate() {
+            let has_own_rows = match of_first {
+                _ if *name == MASK => continue,
+                Column::Tokens(_) => !ALIGNED_COLUMNS.contains(name),
+                Column::PerToken(_) => ids.is_none_or(|ids| !are_aligned(column(index), column(ids))),
+                Column::Whole(_) | Column::Real(_) | Column::Values { .. } => {
+                    let tensor = self.tensor(name, &column(index).collect::<Vec<_>>())?;
+                    part = part.with(name, torch::to_device(&tensor, self.device)?);
+                    continue;
+                }
+            };
+            let own = (has_own_rows && Some(index) != ids).then(|| positions_of(index, name));
+            let positions = own.as_ref().unwrap_or(&kept);
+            let of_ids = if has_own_rows { name } else { ids.map_or(*name, |ids| first.columns[ids].0) };
+            let size = self.packed_size(of_ids, positions, count, packing);
+            if has_own_rows {
+                for (end, tensor) in PackedRows::new(positions, size).tensors()? {
+                    part = part.with(&format!("{name}.{end}"), torch::to_device(&tensor, self.device)?);
+                }
+            }
+            let with = self.padding(name).map_or(0, |padding| padding.with);
+            let mut all = Vec::with_capacity(size.tokens);
+            for (column, positions) in column(index).zip(positions) {
+                let tokens = tokens(column);
+                all.extend(positions.iter().map(|position| tokens.get(*position).copied().unwrap_or(with)));
+            }
+            all.resize(size.tokens, with);
+            part = part.with(name, torch::to_device(&Tensor::f_from_slice(&all)?.f_unsqueeze(0)?, self.device)?);
+        }
+        Ok(part)
+    }
+
+    fn packed_size(&self, name: &str, positions: &[Vec<usize>], samples: usize, packing: Packing) -> PackedSize {
+        let longest = positions.iter().map(Vec::len).max().unwrap_or(0).max(1);
+        let most = self.padding(name).map_or(longest, |padding| padding.most);
+        PackedSize {
+            samples,
+            tokens: self.rounded_tokens(name, positions.iter().map(Vec::len).sum(), packing),
+            longest: if self.rounds { longest.next_power_of_two().min(most).max(longest) } else { longest },
+            any_lengths: self.rounds,
+        }
+    }
+
     fn padding(&self, name: &str) -> Option<&Padding> {
         self.paddings.iter().find(|padding| padding.column == name)
     }
@@ -179,6 +324,9 @@ impl PartShape {
     /// How long every row of a column is.
     fn length(&self, name: &str, columns: &[&Column]) -> usize {
         let longest = columns.iter().map(|column| tokens(column).len()).max().unwrap_or(0).max(1);
+        if self.packing.is_some() {
+            return self.packed_length(name, longest);
+        }
         let fixed = self.padding(name).and_then(|padding| padding.length);
         fixed.unwrap_or_else(|| {
             let length = longest.next_multiple_of(self.multiple);
@@ -220,6 +368,17 @@ impl PartShape {
             }
         }
     }
+}
+
+/// Whether two columns have as many tokens in each sample.
+fn are_aligned<'a>(one: impl Iterator<Item = &'a Column>, other: impl Iterator<Item = &'a Column>) -> bool {
+    one.zip(other).all(|(one, other)| tokens(one).len() == tokens(other).len())
+}
+
+/// The first is that of the source, the second that of the target.
+fn lengths_of(mut each: impl Iterator<Item = usize>) -> Lengths {
+    let mut next = || each.next().map_or(0, |length| length as u32);
+    Lengths { source: next(), target: next() }
 }
 
 /// At most an eighth longer, or 3 tokens: not more than 16 lengths between any number and its double.
@@ -317,6 +476,24 @@ mod tests {
         }
     }
 
+    #[test]
+    fn the_next_token_is_one_of_the_same_sample() {
+        let sample = |ids: &[i64], labels: &[i64]| Sample {
+            columns: vec![("ids", Column::Tokens(ids.to_vec())), ("labels", Column::PerToken(labels.to_vec()))],
+            targets: 1,
+        };
+        for (labels, want) in [
+            ([vec![1, 2, 3], vec![4, 5]], vec![2, 3, IGNORED, 5, IGNORED]),
+            ([vec![1, 2, 3, 6], vec![4, 5, 7]], vec![2, 3, 6, 5, 7]),
+        ] {
+            let samples = [sample(&[1, 2, 3], &labels[0]), sample(&[4, 5], &labels[1])];
+            let part = PartShape::new(&[], Device::Cpu).packed(2).collate(&samples).unwrap();
+            let ids = part.packed("ids").unwrap();
+            let next = next_packed_tokens(part.get("labels").unwrap(), ids, part.packed("labels").unwrap_or(ids));
+            assert_eq!(Vec::<i64>::try_from(next.unwrap().reshape([-1])).unwrap(), want);
+        }
+    }
+
     fn sample(source: &[i64], label: i64) -> Sample {
         let mask = vec![1; source.len()];
         Sample {
@@ -353,6 +530,36 @@ mod tests {
         assert_eq!(Vec::<Vec<i64>>::try_from(nothing.get("input_ids").unwrap()).unwrap(), [[9], [9]]);
         assert_eq!((fixed.longest(&samples), shape(padding).longest(&samples)), (4, 2));
         assert_eq!((fixed.lengths(&samples), shape(padding).lengths(&samples)), ("4".to_owned(), "2".to_owned()));
+    }
+
+    /// Masked tokens are left out, and what is beside the tokens follows them; few sizes come up where parts are rounded.
+    #[test]
+    fn packs_without_padding() {
+        let mut samples = [sample(&[5, 6, 7], 3), sample(&[8, 9], 4)];
+        samples[0].columns[1].1 = Column::Tokens(vec![0, 1, 1]);
+        for (sample, labels) in samples.iter_mut().zip([vec![1, 2, 3, 4], vec![5]]) {
+            sample.columns.push(("token_type_ids", Column::Tokens(vec![0, 1, 1][..sample.length()].to_vec())));
+            sample.columns.push(("next", Column::PerToken(labels)));
+        }
+        let paddings = ["input_ids", "next"].map(|column| Padding { column, with: 9, length: Some(7), most: 7 });
+        let shape = PartShape::new(&paddings, Device::Cpu).packed(40);
+        let part = shape.collate(&samples).unwrap();
+        let numbers = |name: &str| Vec::<i64>::try_from(part.get(name).unwrap().reshape([-1]).to_kind(Kind::Int64)).unwrap();
+        assert_eq!((numbers("input_ids"), numbers("token_type_ids")), (vec![6, 7, 8, 9], vec![1, 1, 0, 1]));
+        assert_eq!(numbers("input_ids.offsets"), [0, 2, 4, 4]);
+        assert_eq!(numbers("input_ids.places"), [0, 1, 0, 2, 1, 0, 1, 1], "where they stand in their rows");
+        assert_eq!((numbers("next"), numbers("next.offsets")), (vec![1, 2, 3, 4, 5], vec![0, 4, 5, 5]));
+        assert_eq!((numbers("labels"), part.packed("labels").is_none()), (vec![3, 4], true));
+        assert!(part.find(MASK).is_none() && part.packed("input_ids").is_some());
+        assert_eq!(shape.row_lengths(&samples), Lengths { source: 3, target: 0 });
+        let on_card = PartShape { device: Device::Cuda(0), ..shape.clone() };
+        let three = [samples[0].clone(), samples[1].clone(), samples[1].clone()];
+        assert_eq!((on_card.layout(), on_card.row_lengths(&three).source), (Layout::Packed, 3), "7 tokens of 3 samples");
+        let rounded = shape.clone().in_few_lengths().collate(&samples).unwrap();
+        assert_eq!(rounded.get("input_ids").unwrap().size(), [1, 64]);
+        assert_eq!((rounded.packed("input_ids").unwrap().longest(), rounded.packed("next").unwrap().longest()), (2, 4));
+        let full = shape.in_full_length();
+        assert_eq!(full.collate(&samples[1..]).unwrap().get("next").unwrap().size(), [1, 7]);
     }
 
     #[test]

@@ -5,7 +5,7 @@ use tch::{Device, Kind, Tensor};
 
 use super::pass::Pass;
 use super::setup::hidden_score;
-use crate::data::Part;
+use crate::data::{Packed, Part};
 use crate::error::TrainerError;
 use crate::torch::{self, Dropped};
 
@@ -20,20 +20,45 @@ pub struct Scores<'a> {
     pub key_mask: Option<&'a Tensor>,
     /// A bias by distance, [heads, queries + keys - 1] at key - query + queries - 1. Only where `has_kernel`.
     pub by_distance: Option<&'a Tensor>,
+    /// Where the samples of queries and of keys stand, if they are packed: then all are [1, heads, tokens, width]. Masks and biases are those of
+    /// samples that each have a row.
+    pub packed: Option<[Packed<'a>; 2]>,
 }
 
 /// [batch, heads, queries, width], with a part of its weights dropped.
 pub fn attend([q, k, v]: [&Tensor; 3], scores: Scores<'_>, pass: Pass) -> Result<Tensor, TrainerError> {
-    let Scores { scale, is_causal, key_mask, by_distance: bias } = scores;
-    let dropped = pass.dropped();
+    let Scores { scale, is_causal, key_mask, by_distance: bias, packed } = scores;
     let width = q.size()[3];
     let scale = scale.unwrap_or_else(|| (width as f64).powf(-0.5));
+    let dropped = pass.dropped();
     if has_kernel(q.kind(), q.device(), width) && key_mask.is_none_or(|mask| mask.dim() == 1) {
-        let kernel = torch::Attention { q, k, v, bias, lengths: key_mask, is_causal, scale, dropped };
+        let packed = packed.map(|[q, k]| [q.offsets, q.tiles, k.offsets, k.tiles]);
+        let kernel = torch::Attention { q, k, v, bias, lengths: key_mask, packed, is_causal, scale, dropped };
         if let Some(attended) = kernel.forward()? {
             return Ok(attended.f_transpose(1, 2)?);
         }
     }
+    let Some([of_queries, of_keys]) = packed else { return attend_rows([q, k, v], scores, scale, dropped) };
+    // Tokens stand beside each other as [1, tokens, heads, width].
+    let unpacked = |packed: Packed<'_>, heads: &Tensor| packed.unpacked(&heads.f_transpose(1, 2)?)?.f_transpose(1, 2);
+    let [q, k, v] = [unpacked(of_queries, q)?, unpacked(of_keys, k)?, unpacked(of_keys, v)?];
+    let padding = match key_mask.is_none() && !is_causal && !of_keys.is_even() {
+        true => Some(padding_of(of_keys, q.kind())?),
+        false => None,
+    };
+    let scores = Scores { key_mask: key_mask.or(padding.as_ref()), ..scores };
+    let attended = attend_rows([&q, &k, &v], scores, scale, dropped)?;
+    Ok(of_queries.packed(&attended.f_transpose(1, 2)?)?.f_transpose(1, 2)?)
+}
+
+/// The same without a kernel, of samples that each have a row.
+fn attend_rows(
+    [q, k, v]: [&Tensor; 3],
+    scores: Scores<'_>,
+    scale: f64,
+    dropped: Dropped,
+) -> Result<Tensor, TrainerError> {
+    let Scores { is_causal, key_mask, by_distance: bias, .. } = scores;
     if bias.is_some() || key_mask.is_some_and(|mask| mask.dim() == 1) {
         let message = format!("attention has no kernel for queries {:?} and keys {:?}", q.size(), k.size());
         return Err(TrainerError::Panic { message });
@@ -71,6 +96,17 @@ pub fn key_mask(part: &Part, kind: Kind, width: i64) -> Result<Option<Tensor>, T
         Some(lengths) => Ok(Some(lengths.shallow_clone())),
         None => padding_mask(mask, kind).map(Some),
     }
+}
+
+/// The same for packed samples as they are unpacked: hides what stands behind each of them.
+pub fn padding_of(packed: Packed<'_>, kind: Kind) -> Result<Tensor, TrainerError> {
+    let behind = packed.counts.f_unsqueeze(0)?.f_ge_tensor(&packed.lengths()?.f_unsqueeze(1)?)?;
+    Ok(behind.f_unsqueeze(1)?.f_unsqueeze(1)?.f_to_kind(kind)?.f_mul_scalar(hidden_score(kind))?)
+}
+
+/// Whether a model with heads of this width takes packed samples: where attention goes by sample too, or costs little beside the rest.
+pub fn packs(kind: Kind, device: Device, width: i64) -> bool {
+    !device.is_cuda() || has_kernel(kind, device, width)
 }
 
 /// [batch, length], 1 where there is a token, as what is added to scores: [batch, 1, 1, length].

@@ -56,6 +56,11 @@ pub trait Model {
         None
     }
 
+    /// Whether parts of a training have their samples one behind the other, without padding. Parts with a row for each sample are computed as well.
+    fn packs(&self) -> bool {
+        false
+    }
+
     /// The lengths of rows should be multiples of this, for the sake of the model's kernels.
     fn row_multiple(&self) -> usize {
         1

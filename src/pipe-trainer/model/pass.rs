@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tch::{Kind, Tensor};
 
 use super::setup::Setup;
+use crate::data::Packed;
 use crate::error::TrainerError;
 use crate::random::{self, Purpose};
 use crate::torch::{self, Dropped};
@@ -52,6 +53,8 @@ pub struct Pass {
     pub checkpointing: bool,
     /// The number of the block that is being computed.
     pub block: u64,
+    /// Where samples are packed: the address of the places of their tokens, as in `Dropped`.
+    pub tokens: u64,
 }
 
 thread_local! {
@@ -65,7 +68,7 @@ impl Pass {
         match mode {
             Mode::Train(drawn) => {
                 let checkpointing = checkpointing || drawn.recomputes;
-                Self { dropout, drawn: Some(drawn).filter(|_| dropout > 0.0), compute, checkpointing, block: 0 }
+                Self { dropout, drawn: Some(drawn).filter(|_| dropout > 0.0), compute, checkpointing, block: 0, tokens: 0 }
             }
             Mode::Eval => Self::quiet(compute),
         }
@@ -73,13 +76,18 @@ impl Pass {
 
     /// Nothing is dropped, and all is computed in `kind`.
     pub fn quiet(kind: Kind) -> Self {
-        Self { dropout: 0.0, drawn: None, compute: kind, checkpointing: false, block: 0 }
+        Self { dropout: 0.0, drawn: None, compute: kind, checkpointing: false, block: 0, tokens: 0 }
     }
 
     /// Dropouts are counted anew in each block, so that a block that is recomputed drops the same.
     pub fn for_block(self, block: u64) -> Self {
         DROPS.set(0);
         Self { block, ..self }
+    }
+
+    /// The same pass through packed samples, or through a row for each. Their tensors live until the gradient is computed, as inputs of blocks do.
+    pub fn through(self, packed: Option<Packed<'_>>) -> Self {
+        Self { tokens: packed.map_or(0, |packed| packed.places.data_ptr() as u64), ..self }
     }
 
     /// The same pass with another share dropped.
@@ -94,7 +102,7 @@ impl Pass {
                 let count = DROPS.replace(DROPS.get() + 1);
                 let place = drawn.keys.map_or(0, |keys| keys.address_of(self.block, count));
                 let key = drawn.key(self.block, count);
-                Dropped { share: self.dropout, key, first_sample: drawn.first_sample, place }
+                Dropped { share: self.dropout, key, first_sample: drawn.first_sample, place, tokens: self.tokens }
             }
             _ => Dropped::NOTHING,
         }
@@ -117,7 +125,7 @@ impl Pass {
                 Err(TrainerError::Panic { message })
             }
             dropped => {
-                let dropped = Dropped { first_sample: 0, ..dropped };
+                let dropped = Dropped { first_sample: 0, tokens: 0, ..dropped };
                 Ok(torch::drop_add(&input.f_unsqueeze(0)?, None, dropped)?.f_squeeze_dim(0)?)
             }
         }

@@ -207,6 +207,7 @@ unsafe extern "C" {
         v: *mut C_tensor,
         bias: *mut C_tensor,
         lengths: *mut C_tensor,
+        packing: *const *mut C_tensor,
         is_causal: bool,
         scale: f64,
         dropped: *const Dropped,
@@ -228,10 +229,13 @@ pub struct Attention<'a> {
     pub q: &'a Tensor,
     pub k: &'a Tensor,
     pub v: &'a Tensor,
-    /// Added to the scores: [heads, queries + keys - 1], at key - query + queries - 1.
+    /// Added to the scores: [heads, queries + keys - 1], at key - query + queries - 1. Of packed samples [heads, 2 * longest - 1], at
+    /// key - query + longest - 1.
     pub bias: Option<&'a Tensor>,
     /// The number of visible keys of each sample, int32.
     pub lengths: Option<&'a Tensor>,
+    /// Where samples are packed in a batch of 1: offsets and tiles of the queries, and of the keys.
+    pub packed: Option<[&'a Tensor; 4]>,
     /// Hides key j from query i where j > i + keys - queries.
     pub is_causal: bool,
     pub scale: f64,
@@ -242,6 +246,7 @@ impl Attention<'_> {
     /// [batch, queries, heads, width]; nothing where there is no kernel for such tensors.
     pub fn forward(&self) -> Result<Option<Tensor>, TchError> {
         let mut out = std::ptr::null_mut();
+        let packing = self.packed.map_or([std::ptr::null_mut(); 4], |tensors| tensors.map(pointer));
         // SAFETY: the pointers are of living tensors, or null; the result has room.
         checked(unsafe {
             pipe_attention(
@@ -250,6 +255,7 @@ impl Attention<'_> {
                 pointer(self.v),
                 optional(self.bias),
                 optional(self.lengths),
+                packing.as_ptr(),
                 self.is_causal,
                 self.scale,
                 &raw const self.dropped,

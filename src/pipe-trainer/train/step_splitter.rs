@@ -50,6 +50,7 @@ impl StepSplitter {
             true => shape.in_few_lengths(),
             false => shape,
         };
+        let shape = if model.packs() { shape.packed(session.spec.train.batch()) } else { shape };
         // Nothing is counted on where parts of another size are another training.
         let capacity = hardware.card_capacity().filter(|_| model.depends_on_batch().is_none());
         Self::new(&session.spec, definition, task, &shape, capacity)
@@ -93,7 +94,7 @@ impl StepSplitter {
                     padded: true,
                     drops: spec.train.dropout.map_or(config.drops(), |share| share > 0.0),
                 };
-                Some(PartBudget::new(config, work, recompute, spec.train.effective_batch))
+                Some(PartBudget::new(config, work, shape.layout(), recompute, spec.train.effective_batch))
             }
             false => None,
         };
@@ -103,13 +104,13 @@ impl StepSplitter {
     /// The same for another batch, of steps of so many samples.
     pub fn with_batch(&self, batch: u32, step: u32) -> Self {
         let budget = self.budget.as_ref().map(|budget| budget.with_batch(batch, step));
-        Self { batch, budget, shape: self.shape.clone(), ..*self }
+        Self { batch, budget, shape: self.shape.clone().with_batch(batch), ..*self }
     }
 
     /// The same for evaluation.
     pub fn without_gradients(&self, batch: u32, step: u32) -> Self {
         let budget = self.budget.as_ref().map(|budget| budget.without_gradients(batch, step));
-        Self { batch, budget, recompute: Recompute::Never, shape: self.shape.clone(), ..*self }
+        Self { batch, budget, recompute: Recompute::Never, shape: self.shape.clone().with_batch(batch), ..*self }
     }
 
     /// The same for rows of full length, where those decide how much a part holds.
@@ -163,7 +164,7 @@ impl StepSplitter {
             (Some(budget), 1) => budget.part_sizes(&lengths(), 1),
             (_, ranks) if !self.by_length => memory::even_part_sizes(samples.len(), ranks, self.room(samples) as usize),
             (Some(budget), ranks) => budget.part_sizes(&lengths(), ranks),
-            (None, ranks) => memory::part_sizes(&lengths(), ranks, |_| self.batch as usize),
+            (None, ranks) => memory::part_sizes(&lengths(), ranks, self.shape.layout(), |_| self.batch as usize),
         };
         let mut rest = samples;
         let mut take = |size: usize| {
@@ -200,7 +201,8 @@ impl StepSplitter {
 
     /// How many prompts as long as these may be answered at a time, by texts of any length that there may be.
     pub fn room_for_answers(&self, prompts: &[Sample]) -> u32 {
-        let lengths = Lengths { target: self.full.target, ..self.lengths(prompts) };
+        let prompts = if self.by_length { self.shape.clone().padded().row_lengths(prompts) } else { self.full };
+        let lengths = Lengths { target: self.full.target, ..prompts };
         self.filling().map_or(self.batch, |budget| budget.room(lengths))
     }
 
@@ -210,7 +212,7 @@ impl StepSplitter {
         if self.fills { self.full.to_string() } else { self.shape.lengths(longest) }
     }
 
-    /// Lengths of the rows of a part.
+    /// Lengths of the rows of a part, or their mean where that decides what it holds.
     fn lengths(&self, part: &[Sample]) -> Lengths {
         if self.by_length { self.shape.row_lengths(part) } else { self.full }
     }

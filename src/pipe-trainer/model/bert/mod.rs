@@ -9,14 +9,14 @@ use pipe_model::bert::{BertConfig, Family, parameters};
 use serde_json::{Map, Value};
 use tch::{Kind, Tensor};
 
-use super::attention::{Scores, attend, key_mask, row_multiple};
+use super::attention::{self, Scores, attend, key_mask, row_multiple};
 use super::classification;
 use super::interface::{Encoder, Model};
 use super::layers::{LayerNorm, Linear, PostNormOutput, merge_heads, split_heads, together};
 use super::pass::{self, Mode, Pass};
 use super::setup::{Setup, Start};
 use super::weights::{SharedTensor, Weights};
-use crate::data::Part;
+use crate::data::{Packed, Part};
 use crate::error::TrainerError;
 
 pub struct Bert {
@@ -69,17 +69,28 @@ impl Bert {
         })
     }
 
-    /// [batch, length, hidden_size]
+    /// [batch, length, hidden_size], or [1, tokens, hidden_size] of packed samples.
     fn encode(&self, part: &Part, pass: Pass) -> Result<Tensor, TrainerError> {
-        let pass = pass.dropping(self.dropout.hidden);
+        let packed = part.packed("input_ids");
+        let pass = pass.dropping(self.dropout.hidden).through(packed);
         let mask = key_mask(part, pass.compute, self.config.head_width())?;
         let (ids, types) = (part.get("input_ids")?, part.find("token_type_ids"));
-        let mut hidden = self.embeddings.forward(ids, types, pass.for_block(0))?.f_to_kind(pass.compute)?;
+        let mut hidden = self.embeddings.forward(ids, types, packed, pass.for_block(0))?.f_to_kind(pass.compute)?;
+        let rows: Vec<&Tensor> = packed.map_or(mask.iter().collect(), |packed| packed.tensors().to_vec());
         for (layer, number) in self.layers.iter().zip(1..) {
-            let inputs: Vec<&Tensor> = std::iter::once(&hidden).chain(&mask).collect();
+            let inputs: Vec<&Tensor> = std::iter::once(&hidden).chain(rows.iter().copied()).collect();
             hidden = pass.block(layer, number, &inputs)?;
         }
         Ok(hidden)
+    }
+
+    /// As `encode` gives hidden states, where every token has a label; else [batch, labels].
+    fn labels(&self, part: &Part, mode: Mode) -> Result<Tensor, TrainerError> {
+        let pass = self.pass(mode);
+        let hidden = self.encode(part, pass)?;
+        let last = self.layers.len() as u64 + 1;
+        let pass = pass.for_block(last).dropping(self.dropout.classifier);
+        self.head.forward(&hidden, part.packed("input_ids"), pass)
     }
 
     fn pass(&self, mode: Mode) -> Pass {
@@ -94,18 +105,20 @@ impl Model for Bert {
 
     /// [batch, labels], or [batch, length, labels] where tokens have labels.
     fn logits(&self, part: &Part, mode: Mode) -> Result<Tensor, TrainerError> {
-        let pass = self.pass(mode);
-        let hidden = self.encode(part, pass)?;
-        let last = self.layers.len() as u64 + 1;
-        self.head.forward(&hidden, pass.for_block(last).dropping(self.dropout.classifier))
+        let logits = self.labels(part, mode)?;
+        unpacked(part, logits, self.config.labels_tokens)
     }
 
     fn loss_sum(&self, part: &Part, mode: Mode) -> Result<Tensor, TrainerError> {
-        classification::part_loss_sum(&self.logits(part, mode)?, part)
+        classification::part_loss_sum(&self.labels(part, mode)?, part)
     }
 
     fn config(&self) -> Map<String, Value> {
         self.config.export()
+    }
+
+    fn packs(&self) -> bool {
+        attention::packs(self.setup.kinds.compute, self.setup.device, self.config.head_width())
     }
 
     fn row_multiple(&self) -> usize {
@@ -123,7 +136,15 @@ impl Model for Bert {
 
 impl Encoder for Bert {
     fn last_hidden_state(&self, part: &Part) -> Result<Tensor, TrainerError> {
-        self.encode(part, self.pass(Mode::Eval))
+        unpacked(part, self.encode(part, self.pass(Mode::Eval))?, true)
+    }
+}
+
+/// With a row for each sample, where it is one for each token.
+fn unpacked(part: &Part, output: Tensor, is_by_token: bool) -> Result<Tensor, TrainerError> {
+    match part.packed("input_ids").filter(|_| is_by_token) {
+        Some(packed) => Ok(packed.unpacked(&output)?),
+        None => Ok(output),
     }
 }
 
@@ -155,6 +176,7 @@ impl Embeddings {
         &self,
         input_ids: &Tensor,
         token_type_ids: Option<&Tensor>,
+        packed: Option<Packed<'_>>,
         pass: Pass,
     ) -> Result<Tensor, TrainerError> {
         let words = Tensor::f_embedding(&self.word_embeddings, input_ids, self.pad_token_id, false, false)?;
@@ -162,23 +184,34 @@ impl Embeddings {
             Some(types) => Tensor::f_embedding(&self.token_type_embeddings, types, -1, false, false)?,
             None => self.token_type_embeddings.f_narrow(0, 0, 1)?,
         };
-        let embedded = words.f_add(&types)?.f_add(&self.positions(input_ids)?)?;
+        let embedded = words.f_add(&types)?.f_add(&self.positions(input_ids, packed)?)?;
         pass.drop_out(&self.layer_norm.forward(&embedded)?)
     }
 
     /// BERT counts all tokens, RoBERTa those that are no padding, from the number behind its padding's.
-    fn positions(&self, input_ids: &Tensor) -> Result<Tensor, TrainerError> {
+    fn positions(&self, input_ids: &Tensor, packed: Option<Packed<'_>>) -> Result<Tensor, TrainerError> {
         let table = &self.position_embeddings;
         match self.family {
             Family::Bert => {
                 let (last, length) = (table.size()[0] - 1, input_ids.size2()?.1);
                 // Padding may reach beyond the last position; it is masked.
-                let counted = Tensor::f_arange(length, (Kind::Int64, input_ids.device()))?.f_clamp_max(last)?;
-                Ok(Tensor::f_embedding(table, &counted, -1, false, false)?)
+                let counted = match packed {
+                    Some(packed) => packed.positions()?,
+                    None => Tensor::f_arange(length, (Kind::Int64, input_ids.device()))?,
+                };
+                Ok(Tensor::f_embedding(table, &counted.f_clamp_max(last)?, -1, false, false)?)
             }
             Family::Roberta | Family::XlmRoberta => {
                 let tokens = input_ids.f_ne(self.pad_token_id)?.f_to_kind(Kind::Int64)?;
-                let counted = tokens.f_cumsum(1, Kind::Int64)?.f_mul(&tokens)?.f_add_scalar(self.pad_token_id)?;
+                let mut counted = tokens.f_cumsum(1, Kind::Int64)?;
+                if let Some(packed) = packed {
+                    // Without those of the samples before.
+                    let before = counted.f_sub(&tokens)?.f_squeeze_dim(0)?;
+                    let firsts = packed.offsets.f_index_select(0, &packed.sample_numbers()?)?;
+                    let firsts = firsts.f_clamp_max(packed.tokens() - 1)?;
+                    counted = counted.f_sub(&before.f_index_select(0, &firsts)?.f_unsqueeze(0)?)?;
+                }
+                let counted = counted.f_mul(&tokens)?.f_add_scalar(self.pad_token_id)?;
                 Ok(Tensor::f_embedding(table, &counted, self.pad_token_id, false, false)?)
             }
         }
@@ -210,9 +243,13 @@ impl Layer {
 }
 
 impl pass::Block for Layer {
-    /// `inputs` are hidden states and, where there is padding, what hides it.
+    /// `inputs` are hidden states and where packed samples stand or, where there is padding, what hides it.
     fn forward(&self, inputs: &[&Tensor], pass: Pass) -> Result<Tensor, TrainerError> {
-        let (hidden, scores) = (inputs[0], Scores { key_mask: inputs.get(1).copied(), ..Scores::default() });
+        let (hidden, rows) = (inputs[0], &inputs[1..]);
+        let scores = match <[&Tensor; Packed::TENSORS]>::try_from(rows) {
+            Ok(tensors) => Scores { packed: Some([Packed::from_tensors(tensors); 2]), ..Scores::default() },
+            Err(_) => Scores { key_mask: rows.first().copied(), ..Scores::default() },
+        };
         let [q, k, v] = together(hidden, [&self.query, &self.key, &self.value], pass)?;
         let [q, k, v] = [split_heads(&q, self.heads)?, split_heads(&k, self.heads)?, split_heads(&v, self.heads)?];
         let attended = attend([&q, &k, &v], scores, pass.dropping(self.attention_dropout))?;
@@ -243,9 +280,19 @@ impl Head {
         }
     }
 
-    pub fn forward(&self, hidden: &Tensor, pass: Pass) -> Result<Tensor, TrainerError> {
-        let Some(dense) = &self.dense else { return self.out.forward(&pass.drop_out(hidden)?, pass) };
-        let first = hidden.f_select(1, 0)?;
+    pub fn forward(
+        &self,
+        hidden: &Tensor,
+        packed: Option<Packed<'_>>,
+        pass: Pass,
+    ) -> Result<Tensor, TrainerError> {
+        let Some(dense) = &self.dense else {
+            return self.out.forward(&pass.through(packed).drop_out(hidden)?, pass);
+        };
+        let first = match packed {
+            Some(packed) => hidden.f_squeeze_dim(0)?.f_index_select(0, &packed.starts()?)?,
+            None => hidden.f_select(1, 0)?,
+        };
         let first = if self.drops_first { pass.drop_out(&first)? } else { first };
         let pooled = dense.forward(&first, pass)?.f_tanh()?;
         self.out.forward(&pass.drop_out(&pooled)?, pass)

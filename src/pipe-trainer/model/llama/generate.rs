@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use tch::{Kind, Tensor};
 
 use super::Llama;
-use super::layers::Past;
+use super::layers::{Past, Rows};
 use crate::data::{IGNORED, Part};
 use crate::error::TrainerError;
 use crate::model::interface::{Generation, TextGenerator};
@@ -60,7 +60,7 @@ impl<'a> Reader<'a> {
         self.length += length;
         let mut hidden = model.embed(tokens)?;
         for (layer, past) in model.layers.iter().zip(&mut self.pasts) {
-            hidden = layer.step(&hidden, [&cosines, &sines], Some(past), pass)?;
+            hidden = layer.step(&hidden, [&cosines, &sines], Rows::After(past), pass)?;
         }
         let last = model.norm.forward(&hidden.f_select(1, -1)?)?.f_to_kind(pass.compute)?;
         Ok(last.f_linear(&model.head()?, None::<&Tensor>)?.f_to_kind(Kind::Float)?)

@@ -5,6 +5,7 @@ use pipe_model::Activation;
 use pipe_model::llama::{Heads, LlamaConfig};
 use tch::{Device, Kind, Tensor};
 
+use crate::data::Packed;
 use crate::error::TrainerError;
 use crate::model::attention::{Scores, attend};
 use crate::model::layers::{FeedForward, Linear, RmsNorm, activate, merge_heads, split_heads};
@@ -49,16 +50,15 @@ impl Layer {
         }
     }
 
-    /// `past` remembers the tokens before, and `hidden` as well from then on.
     pub fn step(
         &self,
         hidden: &Tensor,
         turns: [&Tensor; 2],
-        past: Option<&mut Past>,
+        rows: Rows<'_>,
         pass: Pass,
     ) -> Result<Tensor, TrainerError> {
         let normed = self.input_norm.forward(hidden)?.f_to_kind(pass.compute)?;
-        let attended = self.attend(&normed, turns, past, pass)?;
+        let attended = self.attend(&normed, turns, rows, pass)?;
         let hidden = hidden.f_add(&self.attention_output.forward(&attended, pass)?)?;
         let normed = self.post_attention_norm.forward(&hidden)?.f_to_kind(pass.compute)?;
         Ok(hidden.f_add(&self.feed_forward.forward(&normed, pass)?)?)
@@ -68,7 +68,7 @@ impl Layer {
         &self,
         normed: &Tensor,
         turns: [&Tensor; 2],
-        past: Option<&mut Past>,
+        rows: Rows<'_>,
         pass: Pass,
     ) -> Result<Tensor, TrainerError> {
         let [q, k, v] = &self.queries_keys_values;
@@ -79,10 +79,18 @@ impl Layer {
             (q, k) = (of_queries.forward(&q)?.f_to_kind(pass.compute)?, of_keys.forward(&k)?.f_to_kind(pass.compute)?);
         }
         (q, k) = (turn(&q, turns)?, turn(&k, turns)?);
-        if let Some(past) = past {
-            (k, v) = past.extend(k, v)?;
-        }
-        let (queries, keys) = (q.size()[2], k.size()[2]);
+        let packed = match rows {
+            Rows::Packed(packed) => Some([packed, packed]),
+            Rows::Each => None,
+            Rows::After(past) => {
+                (k, v) = past.extend(k, v)?;
+                None
+            }
+        };
+        let (queries, keys) = match packed {
+            Some([own, _]) => (own.longest(), own.longest()),
+            None => (q.size()[2], k.size()[2]),
+        };
         let shared = self.heads.queries / self.heads.keys;
         (k, v) = (repeat_heads(&k, shared)?, repeat_heads(&v, shared)?);
         let mask = match self.window.filter(|window| *window < keys) {
@@ -91,14 +99,25 @@ impl Layer {
         };
         // A single query is the last token and sees all before it.
         let is_causal = mask.is_none() && queries > 1;
-        merge_heads(&attend([&q, &k, &v], Scores { is_causal, key_mask: mask.as_ref(), ..Scores::default() }, pass)?)
+        let scores = Scores { is_causal, key_mask: mask.as_ref(), packed, ..Scores::default() };
+        merge_heads(&attend([&q, &k, &v], scores, pass)?)
     }
 }
 
+/// Where the tokens of a layer stand.
+pub enum Rows<'a> {
+    /// A row for each sample.
+    Each,
+    Packed(Packed<'a>),
+    /// A row for each sample behind the tokens that are remembered, and they are remembered from then on as well.
+    After(&'a mut Past),
+}
+
 impl pass::Block for Layer {
-    /// `inputs` are hidden states, and the cosines and sines of their positions. What flows through keeps its kind.
+    /// `inputs` are hidden states, the cosines and sines of their positions, and where packed samples stand. What flows through keeps its kind.
     fn forward(&self, inputs: &[&Tensor], pass: Pass) -> Result<Tensor, TrainerError> {
-        self.step(inputs[0], [inputs[1], inputs[2]], None, pass)
+        let rows = inputs[3..].try_into().map_or(Rows::Each, |tensors| Rows::Packed(Packed::from_tensors(tensors)));
+        self.step(inputs[0], [inputs[1], inputs[2]], rows, pass)
     }
 }
 
@@ -172,7 +191,12 @@ impl Rotary {
     /// Cosines and sines of `length` positions from `first` on, each [length, width].
     pub fn turns(&self, first: i64, length: i64, kind: Kind) -> Result<[Tensor; 2], TrainerError> {
         let options = (Kind::Float, self.frequencies.device());
-        let positions = Tensor::f_arange_start(first, first + length, options)?.f_unsqueeze(1)?;
+        self.turns_of(&Tensor::f_arange_start(first, first + length, options)?, kind)
+    }
+
+    /// The same of any positions.
+    pub fn turns_of(&self, positions: &Tensor, kind: Kind) -> Result<[Tensor; 2], TrainerError> {
+        let positions = positions.f_to_kind(Kind::Float)?.f_unsqueeze(1)?;
         let angles = positions.f_mul(&self.frequencies.f_unsqueeze(0)?)?;
         let angles = Tensor::f_cat(&[&angles, &angles], 1)?;
         let scaled = |values: Tensor| values.f_mul_scalar(self.attention_factor)?.f_to_kind(kind);

@@ -1,5 +1,5 @@
 //! Decoder models: Llama (Touvron et al., 2023), Mistral (Jiang et al., 2023), Qwen2 and Qwen3 (Yang et al., 2024 and 2025) as
-//! transformers' `...ForCausalLM` compute them. Rows are padded at their end, where no token before sees it: no mask is needed.
+//! transformers' `...ForCausalLM` compute them. Where rows are padded it is at their end, where no token before sees it: no mask is needed.
 
 mod generate;
 mod layers;
@@ -11,12 +11,13 @@ use pipe_model::llama::{LlamaConfig, parameters};
 use serde_json::{Map, Value};
 use tch::{Kind, Tensor};
 
+use super::attention;
 use super::interface::{Model, TextGenerator};
 use super::layers::RmsNorm;
 use super::pass::{Mode, Pass};
 use super::setup::{Setup, Start};
 use super::weights::{SharedTensor, Weights};
-use crate::data::{IGNORED, Part, next_tokens};
+use crate::data::{IGNORED, Packed, Part, next_packed_tokens, next_tokens};
 use crate::error::TrainerError;
 use crate::torch;
 
@@ -55,20 +56,27 @@ impl Llama {
         Ok(Tensor::f_embedding(&self.embeddings, ids, -1, false, false)?.f_to_kind(self.setup.kinds.weights)?)
     }
 
-    /// The input of the head: [batch, length, hidden_size], in the kind that is computed in.
-    fn read(&self, ids: &Tensor, mode: Mode) -> Result<Tensor, TrainerError> {
+    /// The input of the head: [batch, length, hidden_size], or [1, tokens, hidden_size] of packed samples, in the kind that is computed in.
+    fn read(&self, part: &Part, mode: Mode) -> Result<Tensor, TrainerError> {
+        let (name, ids) = ids(part)?;
+        let packed = part.packed(name);
         // Something is drawn where either drops.
         let adapter = self.setup.adapter.map_or(0.0, |adapter| adapter.dropout);
-        let pass = Pass::new(mode, self.dropout.max(adapter), &self.setup).dropping(self.dropout);
-        let length = ids.size2()?.1;
+        let pass = Pass::new(mode, self.dropout.max(adapter), &self.setup).dropping(self.dropout).through(packed);
+        let length = packed.map_or(ids.size2()?.1, Packed::longest);
         if length > self.config.max_position_embeddings {
             let message = format!("found {}; a row has {length} tokens", self.config.max_position_embeddings);
             return Err(TrainerError::config("max_position_embeddings", message));
         }
-        let [cosines, sines] = self.rotary.turns(0, length, pass.compute)?;
+        let [cosines, sines] = match packed {
+            Some(packed) => self.rotary.turns_of(&packed.positions()?, pass.compute)?,
+            None => self.rotary.turns(0, length, pass.compute)?,
+        };
         let mut hidden = self.embed(ids)?;
         for (layer, number) in self.layers.iter().zip(1..) {
-            hidden = pass.block(layer, number, &[&hidden, &cosines, &sines])?;
+            let rows = packed.into_iter().flat_map(Packed::tensors);
+            let inputs: Vec<&Tensor> = [&hidden, &cosines, &sines].into_iter().chain(rows).collect();
+            hidden = pass.block(layer, number, &inputs)?;
         }
         Ok(self.norm.forward(&hidden)?.f_to_kind(pass.compute)?)
     }
@@ -78,9 +86,22 @@ impl Llama {
     }
 }
 
-/// Rows of tokens have one name in files of transformers, and another one where texts were packed.
-fn ids(part: &Part) -> Result<&Tensor, TrainerError> {
-    part.find("input_ids").map_or_else(|| part.get("ids"), Ok)
+/// Tokens have one name in files of transformers, and another one where texts were cut into rows.
+fn ids(part: &Part) -> Result<(&'static str, &Tensor), TrainerError> {
+    match part.find("input_ids") {
+        Some(ids) => Ok(("input_ids", ids)),
+        None => Ok(("ids", part.get("ids")?)),
+    }
+}
+
+/// The token that each token predicts, or `IGNORED`.
+fn labels(part: &Part) -> Result<Tensor, TrainerError> {
+    let (name, ids) = ids(part)?;
+    let labels = part.get("labels")?;
+    match part.packed(name) {
+        Some(packed) => Ok(next_packed_tokens(labels, packed, part.packed("labels").unwrap_or(packed))?),
+        None => Ok(next_tokens(labels, ids.size2()?.1)?),
+    }
 }
 
 impl Model for Llama {
@@ -90,23 +111,31 @@ impl Model for Llama {
 
     /// [batch, length, vocab_size]
     fn logits(&self, part: &Part, mode: Mode) -> Result<Tensor, TrainerError> {
-        Ok(self.read(ids(part)?, mode)?.f_linear(&self.head()?, None::<&Tensor>)?)
+        let logits = self.read(part, mode)?.f_linear(&self.head()?, None::<&Tensor>)?;
+        Ok(part.packed(ids(part)?.0).map(|packed| packed.unpacked(&logits)).transpose()?.unwrap_or(logits))
     }
 
     fn loss_sum(&self, part: &Part, mode: Mode) -> Result<Tensor, TrainerError> {
-        let ids = ids(part)?;
-        let hidden = self.read(ids, mode)?.f_reshape([-1, self.config.hidden_size])?;
-        let labels = next_tokens(part.get("labels")?, ids.size2()?.1)?.f_reshape([-1])?;
+        let hidden = self.read(part, mode)?.f_reshape([-1, self.config.hidden_size])?;
+        let labels = labels(part)?.f_reshape([-1])?;
         Ok(torch::linear_cross_entropy(&hidden, &self.head()?, &labels, IGNORED, self.config.loss_rows())?)
     }
 
     fn targets(&self, part: &Part) -> Result<i64, TrainerError> {
-        let labels = next_tokens(part.get("labels")?, ids(part)?.size2()?.1)?;
-        Ok(labels.f_ne(IGNORED)?.f_sum(Kind::Int64)?.f_int64_value(&[])?)
+        Ok(labels(part)?.f_ne(IGNORED)?.f_sum(Kind::Int64)?.f_int64_value(&[])?)
     }
 
     fn config(&self) -> Map<String, Value> {
         self.config.export()
+    }
+
+    fn packs(&self) -> bool {
+        attention::packs(self.setup.kinds.compute, self.setup.device, self.config.heads.width)
+    }
+
+    /// A window is a mask that torch attends with.
+    fn is_recordable(&self) -> bool {
+        self.packs() && self.config.windows.iter().all(Option::is_none)
     }
 
     fn text_generator(&self) -> Option<&dyn TextGenerator> {

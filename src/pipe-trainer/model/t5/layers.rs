@@ -8,8 +8,9 @@ use std::sync::Arc;
 use pipe_model::t5::{FeedForwardKind, T5Config};
 use tch::{Device, Kind, Tensor};
 
+use crate::data::Packed;
 use crate::error::TrainerError;
-use crate::model::attention::{Scores, attend, has_kernel};
+use crate::model::attention::{Scores, attend, has_kernel, padding_of};
 use crate::model::layers::{self, Linear, RmsNorm};
 use crate::model::pass::{self, Pass};
 use crate::model::setup::hidden_score;
@@ -52,20 +53,22 @@ impl Stack {
         }
     }
 
-    /// `padding` hides keys of the source; `memory` is the encoder's output, in the decoder.
+    /// `memory` is the encoder's output, in the decoder.
     pub fn forward(
         &self,
         hidden: &Tensor,
-        padding: Option<&Tensor>,
+        rows: Rows<'_>,
         memory: Option<&Tensor>,
         pass: Pass,
     ) -> Result<Tensor, TrainerError> {
-        let bias = self.bias(hidden, padding.filter(|_| memory.is_none()), pass)?;
+        let pass = pass.through(rows.packed(memory.is_some()).map(|[own, _]| own));
+        let bias = self.bias(hidden, rows, memory.is_some(), pass)?;
+        let beside = rows.tensors(memory.is_some());
         let mut hidden = hidden.shallow_clone();
         for (index, block) in self.blocks.iter().enumerate() {
             let mut inputs = vec![&hidden, &bias];
             inputs.extend(memory);
-            inputs.extend(padding);
+            inputs.extend(&beside);
             hidden = pass.block(block, self.first + index as u64, &inputs)?;
         }
         let last = pass.for_block(self.first + self.blocks.len() as u64);
@@ -74,12 +77,25 @@ impl Stack {
 
     /// By distance where there is a kernel. Elsewhere what is added to the scores of self-attention, [batch, heads, length, length],
     /// whole in memory: only then does the fused attention of torch compute its gradient.
-    fn bias(&self, hidden: &Tensor, padding: Option<&Tensor>, pass: Pass) -> Result<Tensor, TrainerError> {
-        let (batch, length, _) = hidden.size3()?;
+    fn bias(&self, hidden: &Tensor, rows: Rows<'_>, is_decoder: bool, pass: Pass) -> Result<Tensor, TrainerError> {
+        let packed = rows.packed(is_decoder).map(|[own, _]| own);
+        let (batch, length) = match packed {
+            Some(packed) => (packed.samples(), packed.longest()),
+            None => (hidden.size()[0], hidden.size()[1]),
+        };
         let table = &self.relative_attention_bias;
+        let padding = match rows {
+            Rows::Each { padding } => padding.filter(|_| !is_decoder),
+            Rows::Packed { .. } => None,
+        };
         if has_kernel(pass.compute, hidden.device(), self.d_kv) && padding.is_none_or(|padding| padding.dim() == 1) {
             return self.buckets.by_distance(table, length);
         }
+        let behind = match packed.filter(|packed| !is_decoder && !packed.is_even()) {
+            Some(packed) => Some(padding_of(packed, pass.compute)?),
+            None => None,
+        };
+        let padding = padding.or(behind.as_ref());
         let mut bias = self.buckets.bias(table, length)?.f_to_kind(pass.compute)?;
         if !self.buckets.bidirectional {
             bias = bias.f_add(&causal_bias(length, pass.compute, hidden.device())?)?;
@@ -92,8 +108,44 @@ impl Stack {
     }
 }
 
+/// Where the samples of a part stand.
+#[derive(Clone, Copy)]
+pub enum Rows<'a> {
+    /// Each in a row of its own; `padding` hides keys of the source.
+    Each { padding: Option<&'a Tensor> },
+    Packed { source: Packed<'a>, target: Option<Packed<'a>> },
+}
+
+impl<'a> Rows<'a> {
+    /// Those of a stack itself, and of the source.
+    fn packed(self, is_decoder: bool) -> Option<[Packed<'a>; 2]> {
+        match self {
+            Self::Each { .. } => None,
+            Self::Packed { source, target } => Some([if is_decoder { target? } else { source }, source]),
+        }
+    }
+
+    /// What blocks are given of them, for `of_inputs`.
+    fn tensors(self, is_decoder: bool) -> Vec<&'a Tensor> {
+        match (self, self.packed(is_decoder)) {
+            (Self::Each { padding }, _) => padding.into_iter().collect(),
+            (_, packed) => packed.into_iter().flatten().flat_map(Packed::tensors).collect(),
+        }
+    }
+
+    fn of_inputs(inputs: &[&'a Tensor]) -> Self {
+        let packed = |inputs: &[&'a Tensor]| inputs.try_into().ok().map(Packed::from_tensors);
+        let (own, source) = inputs.split_at(inputs.len() / 2);
+        match packed(own).zip(packed(source)) {
+            Some((target, source)) => Self::Packed { source, target: Some(target) },
+            None => Self::Each { padding: inputs.first().copied() },
+        }
+    }
+}
+
 /// T5 does not scale the scores: its initialisation does.
-const UNSCALED: Scores<'static> = Scores { scale: Some(1.0), is_causal: false, key_mask: None, by_distance: None };
+const UNSCALED: Scores<'static> =
+    Scores { scale: Some(1.0), is_causal: false, key_mask: None, by_distance: None, packed: None };
 
 pub(super) struct Block {
     pub(super) attention: Attention,
@@ -113,24 +165,28 @@ impl Block {
 }
 
 impl pass::Block for Block {
-    /// `inputs` are hidden states and the bias of self-attention; in the decoder also the encoder's output; and what hides the padding
-    /// of the source, if anything does.
+    /// `inputs` are hidden states and the bias of self-attention; in the decoder also the encoder's output; and the rows of the samples.
     fn forward(&self, inputs: &[&Tensor], pass: Pass) -> Result<Tensor, TrainerError> {
-        let (cross, memory, padding) = match (&self.cross_attention, inputs) {
-            (Some(cross), [_, _, memory, padding @ ..]) => (Some(cross), Some(*memory), padding.first().copied()),
-            (_, inputs) => (None, None, inputs.get(2).copied()),
+        let (cross, memory, rows) = match (&self.cross_attention, inputs) {
+            (Some(cross), [_, _, memory, rows @ ..]) => (Some(cross), Some(*memory), Rows::of_inputs(rows)),
+            (_, inputs) => (None, None, Rows::of_inputs(&inputs[2..])),
         };
+        let (padding, packed) = match rows {
+            Rows::Each { padding } => (padding, None),
+            Rows::Packed { .. } => (None, rows.packed(true)),
+        };
+        let own = packed.map(|[own, _]| [own, own]);
         // A bias by query and key hides all that is to be hidden.
         let scores = match inputs[1] {
-            bias if bias.dim() == 4 => Scores { key_mask: Some(bias), ..UNSCALED },
+            bias if bias.dim() == 4 => Scores { key_mask: Some(bias), packed: own, ..UNSCALED },
             bias => {
                 let key_mask = padding.filter(|_| memory.is_none());
-                Scores { by_distance: Some(bias), key_mask, is_causal: memory.is_some(), ..UNSCALED }
+                Scores { by_distance: Some(bias), key_mask, is_causal: memory.is_some(), packed: own, ..UNSCALED }
             }
         };
         let mut hidden = self.attention.forward(inputs[0], None, scores, pass)?;
         if let Some(cross) = cross {
-            hidden = cross.forward(&hidden, memory, Scores { key_mask: padding, ..UNSCALED }, pass)?;
+            hidden = cross.forward(&hidden, memory, Scores { key_mask: padding, packed, ..UNSCALED }, pass)?;
         }
         self.feed_forward.forward(&hidden, pass)
     }

@@ -4,17 +4,17 @@ mod decode;
 mod generate;
 mod layers;
 
-use layers::Stack;
+use layers::{Rows, Stack};
 use pipe_model::t5::{T5Config, parameters};
 use serde_json::{Map, Value};
 use tch::{Kind, Tensor};
 
-use super::attention::{key_mask, row_multiple};
+use super::attention::{self, key_mask, row_multiple};
 use super::interface::{Model, TextGenerator};
 use super::pass::{Mode, Pass};
 use super::setup::{Setup, Start};
 use super::weights::{SharedTensor, Weights};
-use crate::data::{IGNORED, Part};
+use crate::data::{IGNORED, Packed, Part};
 use crate::error::TrainerError;
 use crate::torch;
 
@@ -49,11 +49,15 @@ impl T5 {
         })
     }
 
-    /// The labels one to the right, behind the start token; ignored ones become padding.
-    fn decoder_input(&self, labels: &Tensor) -> Result<Tensor, TrainerError> {
+    /// The labels one to the right, behind the start token of each sample; ignored ones become padding.
+    fn decoder_input(&self, labels: &Tensor, packed: Option<Packed<'_>>) -> Result<Tensor, TrainerError> {
         let (batch, length) = labels.size2()?;
-        let start = Tensor::f_full([batch, 1], self.config.decoder_start_token_id, (Kind::Int64, labels.device()))?;
-        let shifted = Tensor::f_cat(&[start, labels.f_narrow(1, 0, length - 1)?], 1)?;
+        let start_token = self.config.decoder_start_token_id;
+        let start = Tensor::f_full([batch, 1], start_token, (Kind::Int64, labels.device()))?;
+        let mut shifted = Tensor::f_cat(&[start, labels.f_narrow(1, 0, length - 1)?], 1)?;
+        if let Some(packed) = packed {
+            shifted = shifted.f_masked_fill(&packed.positions()?.f_eq(0)?, start_token)?;
+        }
         Ok(shifted.f_masked_fill(&shifted.f_eq(IGNORED)?, self.config.pad_token_id)?)
     }
 
@@ -61,17 +65,21 @@ impl T5 {
         pass.drop_out(&Tensor::f_embedding(&self.shared, ids, -1, false, false)?)
     }
 
-    /// The input of the head: [batch, target length, d_model], in the kind that is computed in.
+    /// The input of the head: [batch, target length, d_model], or [1, target tokens, d_model] of packed samples, in the kind that is computed in.
     fn decoded(&self, part: &Part, mode: Mode) -> Result<Tensor, TrainerError> {
         let pass = Pass::new(mode, self.dropout, &self.setup);
         let padding = key_mask(part, pass.compute, self.config.d_kv)?;
-        let first = pass.for_block(0);
-        let memory = self.encoder.forward(&self.embed(part.get("input_ids")?, first)?, padding.as_ref(), None, pass)?;
-        let memory = memory.f_to_kind(self.setup.kinds.compute)?;
+        let (source, target) = (part.packed("input_ids"), part.packed("labels"));
+        let rows = match source {
+            Some(source) => Rows::Packed { source, target },
+            None => Rows::Each { padding: padding.as_ref() },
+        };
+        let embedded = self.embed(part.get("input_ids")?, pass.for_block(0).through(source))?;
+        let memory = self.encoder.forward(&embedded, rows, None, pass)?.f_to_kind(self.setup.kinds.compute)?;
 
-        let ids = self.decoder_input(part.get("labels")?)?;
-        let hidden = self.embed(&ids, pass.for_block(self.config.num_layers as u64 + 2))?;
-        let hidden = self.decoder.forward(&hidden, padding.as_ref(), Some(&memory), pass)?;
+        let ids = self.decoder_input(part.get("labels")?, target)?;
+        let hidden = self.embed(&ids, pass.for_block(self.config.num_layers as u64 + 2).through(target))?;
+        let hidden = self.decoder.forward(&hidden, rows, Some(&memory), pass)?;
         let hidden = hidden.f_to_kind(self.setup.kinds.compute)?;
         if self.config.scale_decoder_outputs {
             return Ok(hidden.f_mul_scalar((self.config.d_model as f64).powf(-0.5))?);
@@ -91,7 +99,8 @@ impl Model for T5 {
 
     /// [batch, target length, vocab_size]
     fn logits(&self, part: &Part, mode: Mode) -> Result<Tensor, TrainerError> {
-        Ok(self.decoded(part, mode)?.f_linear(&self.head()?, None::<&Tensor>)?)
+        let logits = self.decoded(part, mode)?.f_linear(&self.head()?, None::<&Tensor>)?;
+        Ok(part.packed("labels").map(|packed| packed.unpacked(&logits)).transpose()?.unwrap_or(logits))
     }
 
     fn loss_sum(&self, part: &Part, mode: Mode) -> Result<Tensor, TrainerError> {
@@ -102,6 +111,10 @@ impl Model for T5 {
 
     fn config(&self) -> Map<String, Value> {
         self.config.export()
+    }
+
+    fn packs(&self) -> bool {
+        attention::packs(self.setup.kinds.compute, self.setup.device, self.config.d_kv)
     }
 
     fn row_multiple(&self) -> usize {

@@ -117,7 +117,7 @@ fn write(pass: &Pass<'_>) -> Result<Vec<event::Sample>, TrainerError> {
     for (rows, part) in rows.chunks(room).zip(prompts.chunks(room)) {
         let limits = Generation { first_row: texts.len() as u64, ..limits };
         pass.enter(part)?;
-        let answers = generator.generate(&pass.splitter.shape().collate(part)?, &limits)?;
+        let answers = generator.generate(&pass.splitter.shape().clone().padded().collate(part)?, &limits)?;
         for (row, answer) in rows.iter().zip(answers) {
             let (source, target) = source.reference_texts(*row)?;
             texts.push(event::Sample { step: pass.state.step, source, target, generated: tokens.decode(&answer)? });

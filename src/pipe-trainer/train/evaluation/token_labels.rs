@@ -14,7 +14,7 @@ use crate::model::{Mode, classification};
 pub fn evaluate(pass: &Pass<'_>) -> Result<Measures, TrainerError> {
     let mut found = TaggedTexts::new(pass.class_names);
     let compute = |samples: &[Sample]| {
-        let part = pass.splitter.shape().collate(samples)?;
+        let part = pass.splitter.shape().clone().padded().collate(samples)?;
         let logits = pass.state.model.logits(&part, Mode::Eval)?;
         let loss = classification::loss_sum(&logits, part.get("labels")?)?.f_double_value(&[])?;
         let labels = predicted_labels(&logits)?;
