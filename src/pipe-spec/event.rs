@@ -323,6 +323,21 @@ pub struct Finished {
     /// Why the training ended before its last step, where `train.early_stop` ended it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stopped_early: Option<StoppedEarly>,
+    /// The CUDA graphs of the last attempt, where there were any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub graphs: Option<GraphUse>,
+}
+
+/// The parts that were launched as CUDA graphs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct GraphUse {
+    /// Graphs that were recorded: one for each shape of a part that came up often.
+    pub recorded: u64,
+    /// Parts that were launched as graphs, and all parts.
+    pub launched: u64,
+    pub parts: u64,
+    /// The share of the computed tokens that belong to no sample: parts are rounded up to one of few numbers of tokens.
+    pub rounding: f64,
 }
 
 /// The evaluation where a metric was best.

@@ -20,20 +20,25 @@ use crate::model::{Definition, Drawn, Mode, Model, Setup, Start};
 use crate::storage::{TensorFiles, tensor_writer};
 use crate::torch;
 
+const LAST_HIDDEN_STATE: &str = "last_hidden_state";
+
 pub fn parity(args: &ParityArgs) -> Result<(), TrainerError> {
     let definition = Definition::from_folder(&args.model)?.with_adapter_folder(args.adapter.as_deref())?;
     let Some(files) = definition.trained()? else { panic!("a folder has weights") };
     let setup = setup(args)?;
     let model = definition.build(&Start::Tensors { files: &files, seed: 0 }, &setup)?;
     let part = read_batch(&args.batch, setup.device)?;
-    let length = part.find("labels").filter(|labels| labels.dim() == 2).map(|labels| labels.size()[1]);
+    let length = |name| part.find(name).filter(|tensor| tensor.dim() == 2).map(|tensor| tensor.size()[1]);
+    let (of_labels, of_ids) = (length("labels"), length("input_ids"));
     let part = as_in_training(part, &definition.task_data()?, model.as_ref(), setup.device)?;
     // The gradient is that of a training step, in which nothing is dropped.
     let mode = Mode::Train(Drawn::new(0, 0));
     let mut compared = Compared::compute(model.as_ref(), &part, mode)?;
-    if let (Some(length), [_, rows, _]) = (length, compared.logits.size().as_slice()) {
-        // Samples that were packed are as long as the longest; in the file all may be padded further.
-        compared.logits = compared.logits.f_constant_pad_nd([0, 0, 0, length - rows])?;
+    compared.logits = as_long(&compared.logits, of_labels)?;
+    for (name, tensor) in &mut compared.others {
+        if name == LAST_HIDDEN_STATE {
+            *tensor = as_long(tensor, of_ids)?;
+        }
     }
     let fail = |source| TrainerError::Save { path: args.out.clone(), source, last: None };
     tensor_writer::write(&args.out, &compared.tensors()).map_err(fail)?;
@@ -50,6 +55,14 @@ pub fn dropout_masks(args: &DropoutMasksArgs) -> Result<(), TrainerError> {
     let all = masks(kinds.compute, device)?.into_iter().map(|(name, mask)| Ok((name, digest(mask)?.into())));
     println!("{}", serde_json::Value::Object(all.collect::<Result<_, TrainerError>>()?));
     Ok(())
+}
+
+/// Samples that were packed are as long as the longest; in a file all may be padded further.
+fn as_long(tensor: &Tensor, length: Option<i64>) -> Result<Tensor, TrainerError> {
+    match (length, tensor.size().as_slice()) {
+        (Some(length), [_, rows, _]) => Ok(tensor.f_constant_pad_nd([0, 0, 0, length - rows])?),
+        _ => Ok(tensor.shallow_clone()),
+    }
 }
 
 fn setup(args: &ParityArgs) -> Result<Setup, TrainerError> {
@@ -88,7 +101,7 @@ impl Compared {
         let logits = tch::no_grad(|| model.logits(part, Mode::Eval))?.f_to_kind(Kind::Float)?;
         let mut others = Vec::new();
         if let Some(encoder) = model.encoder() {
-            others.push(("last_hidden_state".to_owned(), tch::no_grad(|| encoder.last_hidden_state(part))?));
+            others.push((LAST_HIDDEN_STATE.to_owned(), tch::no_grad(|| encoder.last_hidden_state(part))?));
         }
         if model.contrastive().is_some() {
             others.push(("logits_per_image".to_owned(), logits.shallow_clone()));

@@ -64,7 +64,7 @@ impl PackedRows {
     }
 
     /// As tensors on the CPU, by the names that `Packed::find` asks for.
-    pub fn tensors(&self) -> Result<[(&'static str, Tensor); Packed::TENSORS], TchError> {
+    pub fn tensors(&self) -> Result<[(&'static str, Tensor); PACKED_TENSORS], TchError> {
         let tiles = Tensor::f_from_slice(&self.tiles)?.f_reshape([-1, TILE_NUMBERS as i64])?;
         let places = Tensor::f_from_slice(&self.places)?.f_reshape([-1, 2])?;
         let counts: Vec<i32> = (0..self.longest as i32).collect();
@@ -77,6 +77,9 @@ impl PackedRows {
         ])
     }
 }
+
+/// The tensors of `Packed`.
+pub const PACKED_TENSORS: usize = 4;
 
 /// The rows of a column of a part, as tensors on its device.
 #[derive(Clone, Copy)]
@@ -92,9 +95,7 @@ pub struct Packed<'a> {
 }
 
 impl<'a> Packed<'a> {
-    pub const TENSORS: usize = 4;
-
-    const NAMES: [&'static str; Self::TENSORS] = ["offsets", "tiles", "places", "counts"];
+    const NAMES: [&'static str; PACKED_TENSORS] = ["offsets", "tiles", "places", "counts"];
 
     /// Absent where one of the tensors is.
     pub fn find(find: impl Fn(&str) -> Option<&'a Tensor>) -> Option<Self> {
@@ -103,11 +104,11 @@ impl<'a> Packed<'a> {
     }
 
     /// In the order that `from_tensors` takes.
-    pub fn tensors(self) -> [&'a Tensor; Self::TENSORS] {
+    pub fn tensors(self) -> [&'a Tensor; PACKED_TENSORS] {
         [self.offsets, self.tiles, self.places, self.counts]
     }
 
-    pub fn from_tensors(tensors: [&'a Tensor; Self::TENSORS]) -> Self {
+    pub fn from_tensors(tensors: [&'a Tensor; PACKED_TENSORS]) -> Self {
         let [offsets, tiles, places, counts] = tensors;
         Self { offsets, tiles, places, counts }
     }

@@ -37,6 +37,12 @@ impl Part {
         Packed::find(|name| self.find(&format!("{column}.{name}")))
     }
 
+    /// Tokens that are computed for samples like this one, padding and rounding included.
+    pub fn tokens(&self, like: &Sample) -> u64 {
+        let counted = like.columns.iter().filter(|(name, column)| is_counted(name, column));
+        counted.filter_map(|(name, _)| self.find(name)).map(|tensor| tensor.numel() as u64).sum()
+    }
+
     pub fn tensors(&self) -> impl Iterator<Item = (&str, &Tensor)> {
         self.0.iter().map(|(name, tensor)| (name.as_str(), tensor))
     }
@@ -222,13 +228,10 @@ impl PartShape {
     /// The columns of tokens, except those that are aligned with another.
     fn each_column<'s>(&self, samples: &'s [Sample]) -> impl Iterator<Item = (&'static str, Vec<&'s Column>)> {
         let columns = samples.first().map(|first| first.columns.as_slice()).unwrap_or_default();
-        let is_counted = |(_, (name, column)): &(usize, &(&str, Column))| {
-            matches!(column, Column::Tokens(_)) && !ALIGNED_COLUMNS.contains(name)
-        };
         columns
             .iter()
             .enumerate()
-            .filter(is_counted)
+            .filter(|(_, (name, column))| is_counted(name, column))
             .map(|(index, (name, _))| (*name, samples.iter().map(|sample| &sample.columns[index].1).collect()))
     }
 
@@ -368,6 +371,11 @@ impl PartShape {
             }
         }
     }
+}
+
+/// Whether it is tokens, and not what stands beside those of another column.
+fn is_counted(name: &str, column: &Column) -> bool {
+    matches!(column, Column::Tokens(_)) && !ALIGNED_COLUMNS.contains(&name)
 }
 
 /// Whether two columns have as many tokens in each sample.

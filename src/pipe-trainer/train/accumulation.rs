@@ -112,12 +112,12 @@ impl Accumulation<'_> {
             match step.own.get(round) {
                 Some(part) => {
                     self.enter(Phase::Forward, part.samples)?;
-                    sums.push(self.sum(
-                        &self.splitter.shape().collate(part.samples)?,
-                        self.drawn(part),
-                        scale,
-                        is_last,
-                    )?);
+                    let collated = self.splitter.shape().collate(part.samples)?;
+                    if let (Some(graphs), Some(first)) = (self.graphs, part.samples.first()) {
+                        let tokens = part.samples.iter().map(|sample| sample.tokens() as u64).sum();
+                        graphs.count(tokens, collated.tokens(first));
+                    }
+                    sums.push(self.sum(&collated, self.drawn(part), scale, is_last)?);
                 }
                 None => self.take_part_silently(step)?,
             }

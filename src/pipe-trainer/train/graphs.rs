@@ -5,6 +5,7 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::time::Instant;
 
+use pipe_spec::event::GraphUse;
 use tch::{Device, Kind, TchError, Tensor};
 
 use super::sums::FlatGradients;
@@ -21,7 +22,7 @@ const MOST: usize = 128;
 const MOST_SEEN: usize = 4096;
 
 /// A graph is recorded when a shape comes up for this time: recording takes as long as launching its kernels a few times.
-const RECORDED_AT: u32 = 3;
+const RECORDED_AT: u32 = 2;
 
 /// The same where the host is ahead of the card anyway.
 const RECORDED_ANYWAY: u32 = 12;
@@ -48,6 +49,11 @@ struct State {
     recorded: HashMap<Shape, Recorded>,
     seen: HashMap<Shape, u32>,
     launches: u64,
+    recordings: u64,
+    /// All parts, their tokens, and those that were computed.
+    parts: u64,
+    tokens: u64,
+    computed: u64,
     /// Whether the gradients that parts add to are someone else's.
     given: bool,
     /// Gradients of a training whose steps have several parts: all parts add to these.
@@ -147,6 +153,7 @@ impl<'a> Graphs<'a> {
                 Ok(recorded) => {
                     tracing::debug!("recorded a CUDA graph in {:.0?} for parts of {shape:?}", clock.elapsed());
                     state.forget_oldest();
+                    state.recordings += 1;
                     state.recorded.insert(shape.clone(), recorded);
                 }
                 Err(error) => {
@@ -166,6 +173,20 @@ impl<'a> Graphs<'a> {
         let recorded = state.recorded.get_mut(&shape).expect("it was recorded");
         recorded.last_launch = state.launches;
         recorded.launch(part, model.weights(), self.hardware.device).map(Some)
+    }
+
+    /// Counts a part with so many tokens, of which more may be computed.
+    pub fn count(&self, tokens: u64, computed: u64) {
+        let mut state = self.state.borrow_mut();
+        (state.parts, state.tokens, state.computed) =
+            (state.parts + 1, state.tokens + tokens, state.computed + computed);
+    }
+
+    /// What became of the parts so far. Absent where no graph was recorded.
+    pub fn use_so_far(&self) -> Option<GraphUse> {
+        let State { recordings: recorded, launches: launched, parts, tokens, computed, .. } = *self.state.borrow();
+        let rounding = if computed > 0 { 1.0 - tokens as f64 / computed as f64 } else { 0.0 };
+        (recorded > 0).then_some(GraphUse { recorded, launched, parts, rounding })
     }
 
     /// Takes in how much of a step the host waited for the card at its end.

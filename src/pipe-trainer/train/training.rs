@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use pipe_spec::Phase;
-use pipe_spec::event::{self, EventKind, RankUse};
+use pipe_spec::event::{self, EventKind, GraphUse, RankUse};
 use tch::{TchError, Tensor};
 
 use super::accumulation::{Accumulated, Accumulation};
@@ -379,6 +379,11 @@ impl<'a> Training<'a> {
         if let Some(reason) = &stopped_early {
             tracing::info!("stopped early at step {}: {reason}", self.state.step);
         }
+        let graphs = self.graphs.as_ref().and_then(Graphs::use_so_far);
+        if let Some(GraphUse { recorded, launched, parts, rounding }) = graphs {
+            let share = 100.0 * rounding;
+            tracing::info!("{launched} of {parts} parts were one of {recorded} CUDA graphs; {share:.1} % of the tokens are rounding");
+        }
         self.session.emit(EventKind::Finished(event::Finished {
             step: self.state.step,
             samples: self.order.samples_after(self.state.step),
@@ -386,6 +391,7 @@ impl<'a> Training<'a> {
             model_step,
             best: self.state.metrics.best_eval(),
             stopped_early,
+            graphs,
         }));
         Ok(())
     }

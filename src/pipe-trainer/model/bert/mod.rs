@@ -16,7 +16,7 @@ use super::layers::{LayerNorm, Linear, PostNormOutput, merge_heads, split_heads,
 use super::pass::{self, Mode, Pass};
 use super::setup::{Setup, Start};
 use super::weights::{SharedTensor, Weights};
-use crate::data::{Packed, Part};
+use crate::data::{PACKED_TENSORS, Packed, Part};
 use crate::error::TrainerError;
 
 pub struct Bert {
@@ -246,7 +246,7 @@ impl pass::Block for Layer {
     /// `inputs` are hidden states and where packed samples stand or, where there is padding, what hides it.
     fn forward(&self, inputs: &[&Tensor], pass: Pass) -> Result<Tensor, TrainerError> {
         let (hidden, rows) = (inputs[0], &inputs[1..]);
-        let scores = match <[&Tensor; Packed::TENSORS]>::try_from(rows) {
+        let scores = match <[&Tensor; PACKED_TENSORS]>::try_from(rows) {
             Ok(tensors) => Scores { packed: Some([Packed::from_tensors(tensors); 2]), ..Scores::default() },
             Err(_) => Scores { key_mask: rows.first().copied(), ..Scores::default() },
         };
