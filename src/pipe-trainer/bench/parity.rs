@@ -30,14 +30,15 @@ pub fn parity(args: &ParityArgs) -> Result<(), TrainerError> {
     let part = read_batch(&args.batch, setup.device)?;
     let length = |name| part.find(name).filter(|tensor| tensor.dim() == 2).map(|tensor| tensor.size()[1]);
     let (of_labels, of_ids) = (length("labels"), length("input_ids"));
+    let samples = part.tensors().next().map_or(0, |(_, tensor)| tensor.size()[0]);
     let part = as_in_training(part, &definition.task_data()?, model.as_ref(), setup.device)?;
     // The gradient is that of a training step, in which nothing is dropped.
     let mode = Mode::Train(Drawn::new(0, 0));
     let mut compared = Compared::compute(model.as_ref(), &part, mode)?;
-    compared.logits = as_long(&compared.logits, of_labels)?;
+    compared.logits = as_in_file(&compared.logits, samples, of_labels)?;
     for (name, tensor) in &mut compared.others {
         if name == LAST_HIDDEN_STATE {
-            *tensor = as_long(tensor, of_ids)?;
+            *tensor = as_in_file(tensor, samples, of_ids)?;
         }
     }
     let fail = |source| TrainerError::Save { path: args.out.clone(), source, last: None };
@@ -57,10 +58,12 @@ pub fn dropout_masks(args: &DropoutMasksArgs) -> Result<(), TrainerError> {
     Ok(())
 }
 
-/// Samples that were packed are as long as the longest; in a file all may be padded further.
-fn as_long(tensor: &Tensor, length: Option<i64>) -> Result<Tensor, TrainerError> {
+/// Samples that were packed are as long as the longest, and there may be more of them; in a file all may be padded further.
+fn as_in_file(tensor: &Tensor, samples: i64, length: Option<i64>) -> Result<Tensor, TrainerError> {
     match (length, tensor.size().as_slice()) {
-        (Some(length), [_, rows, _]) => Ok(tensor.f_constant_pad_nd([0, 0, 0, length - rows])?),
+        (Some(length), [_, rows, _]) => {
+            Ok(tensor.f_narrow(0, 0, samples)?.f_constant_pad_nd([0, 0, 0, length - rows])?.f_contiguous()?)
+        }
         _ => Ok(tensor.shallow_clone()),
     }
 }

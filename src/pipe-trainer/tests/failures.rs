@@ -14,7 +14,14 @@ use crate::support::{Bench, fixture};
 fn large() -> Bench {
     let mut bench = Bench::recipes();
     bench.set("/train/batch", json!(64)).set("/train/effective_batch", json!(64)).set("/train/steps", json!(3));
-    bench.set("/data/pad", json!("max"));
+    // Rows that are longer than the model reads.
+    let rows = fs::read_to_string(bench.path("data/train.jsonl")).unwrap();
+    let long = |line: &str| {
+        let mut row: Value = serde_json::from_str(line).unwrap();
+        row.as_object_mut().unwrap().values_mut().for_each(|text| *text = text.as_str().unwrap().repeat(8).into());
+        row.to_string() + "\n"
+    };
+    fs::write(bench.path("data/train.jsonl"), rows.lines().map(long).collect::<String>()).unwrap();
     bench
 }
 

@@ -25,7 +25,7 @@ const MOST_SEEN: usize = 4096;
 const RECORDED_AT: u32 = 2;
 
 /// The same where the host is ahead of the card anyway.
-const RECORDED_ANYWAY: u32 = 12;
+const RECORDED_ANYWAY: u32 = 4;
 
 /// A host that waits for so much of a step is ahead of the card.
 const AHEAD: f64 = 0.1;

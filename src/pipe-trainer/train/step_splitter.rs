@@ -3,7 +3,7 @@
 use pipe_model::TaskData;
 use pipe_model::memory::{self, Lengths, PartBudget, Recompute, Work};
 use pipe_spec::TrainerSpec;
-use pipe_spec::pipeline::{Checkpointing, Split};
+use pipe_spec::pipeline::{Checkpointing, Pad, Split};
 
 use super::session::Session;
 use crate::data::{Padding, PartShape, Sample};
@@ -51,6 +51,9 @@ impl StepSplitter {
             false => shape,
         };
         let shape = if model.packs() { shape.packed(session.spec.train.batch()) } else { shape };
+        if model.packs() && session.spec.data.pad == Pad::Max {
+            tracing::warn!("data.pad: max changes nothing: this model trains on samples that stand one behind the other, without padding");
+        }
         // Nothing is counted on where parts of another size are another training.
         let capacity = hardware.card_capacity().filter(|_| model.depends_on_batch().is_none());
         Self::new(&session.spec, definition, task, &shape, capacity)
