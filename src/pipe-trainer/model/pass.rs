@@ -94,7 +94,7 @@ impl Pass {
                 let count = DROPS.replace(DROPS.get() + 1);
                 let place = drawn.keys.map_or(0, |keys| keys.address_of(self.block, count));
                 let key = drawn.key(self.block, count);
-                Dropped { share: self.dropout, key, first_sample: drawn.first_sample, place }
+                Dropped { share: self.dropout, key, first_sample: drawn.first_sample, place, tokens: 0 }
             }
             _ => Dropped::NOTHING,
         }
