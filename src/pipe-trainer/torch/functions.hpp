@@ -38,10 +38,9 @@ inline Tensor drop_add(const Tensor& in, const Tensor& residual, at::ScalarType 
   auto x = cuda::fitting(in);
   auto r = residual.defined() ? cuda::fitting(residual) : Tensor();
   auto out = at::empty(x.sizes(), x.options().dtype(out_type));
-  auto type = [](at::ScalarType t) { return std::string(cuda::type_name(t)); };
-  auto name = "drop_add<" + type(x.scalar_type()) + ", " + type(out_type) + ", " + type(out_type) + ">";
+  auto kernel = kernels::drop_add(cuda::type_of(x.scalar_type()), cuda::type_of(out_type));
   const void *px = x.data_ptr(), *pr = r.defined() ? r.data_ptr() : nullptr;
-  cuda::launch(x.device(), name, cuda::blocks_for(x.numel(), 256), 256, px, pr, out.data_ptr(), uint64_t(x.numel()), dropout);
+  cuda::launch(x.device(), kernel, cuda::blocks_for(x.numel(), kernel.threads), px, pr, out.data_ptr(), uint64_t(x.numel()), dropout);
   return out;
 }
 
@@ -73,10 +72,9 @@ inline Tensor drop_weights(const Tensor& in, const Dropped& dropped) {
   auto x = in.contiguous(), out = at::empty_like(x);
   uint32_t heads = x.size(1), queries = x.size(2), keys = x.size(3);
   auto tiles = uint64_t(x.size(0)) * heads * ((queries + 15) / 16) * ((keys + 15) / 16);
-  auto name = "drop_weights<" + std::string(cuda::type_name(x.scalar_type())) + ">";
   const void* px = x.data_ptr();
   auto blocks = std::max<int64_t>(1, std::min<int64_t>((tiles + 7) / 8, 16384));
-  cuda::launch(x.device(), name, blocks, 256, px, out.data_ptr(), heads, queries, keys, tiles, dropout);
+  cuda::launch(x.device(), kernels::drop_weights(cuda::type_of(x.scalar_type())), blocks, px, out.data_ptr(), heads, queries, keys, tiles, dropout);
   return out;
 }
 
@@ -86,15 +84,13 @@ inline Tensor drop_weights(const Tensor& in, const Dropped& dropped) {
 inline bool add_norm_fits(const Tensor& residual, const Tensor& weight, at::ScalarType out) {
   auto width = residual.size(-1);
   auto kind = weight.scalar_type(), sum = residual.scalar_type();
-  return residual.is_cuda() && width % 8 == 0 && width <= 4096 && (sum == out || sum == at::kFloat) &&
+  return residual.is_cuda() && width % 8 == 0 && width <= kernels::WIDEST_NORM && (sum == out || sum == at::kFloat) &&
          (kind == out || kind == at::kFloat);
 }
 
 struct AddNorm : torch::autograd::Function<AddNorm> {
-  static std::string name(const char* kernel, at::ScalarType out, at::ScalarType sum, const Tensor& weight) {
-    auto type = [](at::ScalarType t) { return std::string(cuda::type_name(t)); };
-    auto groups = std::to_string((weight.numel() / 8 + 127) / 128);
-    return std::string(kernel) + "<" + type(out) + ", " + type(sum) + ", " + type(weight.scalar_type()) + ", " + groups + ">";
+  static kernels::Norm kernel(at::ScalarType out, at::ScalarType sum, const Tensor& weight) {
+    return {cuda::type_of(out), cuda::type_of(sum), cuda::type_of(weight.scalar_type()), weight.numel()};
   }
 
   static void* pointer(const Tensor& t) { return t.defined() ? t.data_ptr() : nullptr; }
@@ -109,7 +105,7 @@ struct AddNorm : torch::autograd::Function<AddNorm> {
     auto sum = keeps ? at::empty_like(residual) : Tensor();
     auto out = at::empty(residual.sizes(), residual.options().dtype(kind)), hat = at::empty_like(out);
     auto inverse = at::empty({int64_t(rows)}, residual.options().dtype(at::kFloat));
-    cuda::launch(residual.device(), name("add_norm", kind, residual.scalar_type(), weight), std::min<int64_t>(rows, 65536), 128, pointer(in),
+    cuda::launch(residual.device(), kernel(kind, residual.scalar_type(), weight).forward(), std::min<int64_t>(rows, 65536), pointer(in),
                  pointer(in_bias), pointer(residual), pointer(weight), pointer(bias), pointer(sum), pointer(hat), pointer(out),
                  pointer(inverse), rows, width, float(eps), Dropout::of(dropped, residual.sizes()));
     ctx->save_for_backward({hat, inverse, weight});
@@ -136,7 +132,7 @@ struct AddNorm : torch::autograd::Function<AddNorm> {
     bool same = dropout.threshold == 0 && kind == type;
     auto d_in = adds && !same ? at::empty_like(d_out) : Tensor();
     auto columns = at::empty({3, blocks, int64_t(width)}, inverse.options());
-    cuda::launch(hat.device(), name("add_norm_backward", kind, type, weight), blocks, 128, pointer(d_out), pointer(more), pointer(hat),
+    cuda::launch(hat.device(), kernel(kind, type, weight).backward(), blocks, pointer(d_out), pointer(more), pointer(hat),
                  pointer(inverse), pointer(weight), pointer(d_sum), pointer(d_in), pointer(columns), rows, width, dropout);
     auto totals = columns.sum(1).to(weight.scalar_type());
     return {adds ? (same ? d_sum : d_in) : Tensor(), biased ? totals[2] : Tensor(), d_sum, totals[0], totals[1],
@@ -243,16 +239,15 @@ struct Linears : torch::autograd::Function<Linears> {
 enum Kind : int64_t { kRelu, kGelu, kGeluTanh, kQuickGelu, kSilu, kTanh };
 
 struct Activation {
-  std::string name(const char* kernel, const Tensor& a, const Tensor& bias) const {
-    static const char* kinds[] = {"RELU", "GELU", "GELU_TANH", "QUICK_GELU", "SILU", "TANH"};
-    auto type = [](const Tensor& t) { return std::string(cuda::type_name(t.scalar_type())); };
-    return std::string(kernel) + "<" + type(a) + ", " + type(bias.defined() ? bias : a) + ", " + kinds[kind] + ">";
+  kernels::Activation kernel(const Tensor& a, const Tensor& bias) const {
+    auto type = [](const Tensor& t) { return cuda::type_of(t.scalar_type()); };
+    return {type(a), type(bias.defined() ? bias : a), kind};
   }
 
   Tensor forward(const Tensor& a, const Tensor& gate, const Tensor& bias) const {
     auto out = at::empty_like(a);
     const void *pa = a.data_ptr(), *pg = pointer(gate), *pb = pointer(bias);
-    cuda::launch(a.device(), name("activate", a, bias), cuda::blocks_for(a.numel(), 256), 256, pa, pg, pb, uint32_t(a.size(-1)),
+    cuda::launch(a.device(), kernel(a, bias).forward(), cuda::blocks_for(a.numel(), 256), pa, pg, pb, uint32_t(a.size(-1)),
                  out.data_ptr(), uint64_t(a.numel()), dropout);
     return out;
   }
@@ -262,7 +257,7 @@ struct Activation {
     auto d_gate = gate.defined() ? at::empty_like(gate) : Tensor();
     const void *pa = a.data_ptr(), *pg = pointer(gate), *pb = pointer(bias), *pd = d_out.data_ptr();
     void* to = d_gate.defined() ? d_gate.data_ptr() : nullptr;
-    cuda::launch(a.device(), name("activate_backward", a, bias), cuda::blocks_for(a.numel(), 256), 256, pa, pg, pb, uint32_t(a.size(-1)), pd,
+    cuda::launch(a.device(), kernel(a, bias).backward(), cuda::blocks_for(a.numel(), 256), pa, pg, pb, uint32_t(a.size(-1)), pd,
                  d_out.data_ptr(), to, uint64_t(a.numel()), dropout);
     return d_gate;
   }
@@ -401,7 +396,7 @@ inline void adamw_bf16_cuda(const std::vector<Tensor>& p, const std::vector<Tens
   }
   auto there = to_card(table, p[0].device());
   const void *pt = there.data_ptr(), *ps = scale.data_ptr();
-  cuda::launch(p[0].device(), "adamw_bf16", blocks, 256, pt, uint32_t(p.size()), chunk, ps, s);
+  cuda::launch(p[0].device(), kernels::adamw_bf16(), blocks, pt, uint32_t(p.size()), chunk, ps, s);
 }
 
 // --- Stochastic rounding to bf16 --------------------------------------------------------------------------------------
@@ -412,7 +407,7 @@ inline void round_to_bf16(const Tensor& into, const Tensor& wide, uint32_t seed)
   auto from = wide.contiguous();
   if (into.is_cuda()) {
     const void* pf = from.data_ptr();
-    cuda::launch(into.device(), "round_to_bf16", cuda::blocks_for(from.numel(), 256), 256, pf, into.data_ptr(), uint64_t(from.numel()), seed);
+    cuda::launch(into.device(), kernels::round_to_bf16(), cuda::blocks_for(from.numel(), 256), pf, into.data_ptr(), uint64_t(from.numel()), seed);
     return;
   }
   auto* pi = into.data_ptr<at::BFloat16>();

@@ -79,28 +79,32 @@ __device__ inline void draw(const Dropout& d, u32 row, u32 group, u32 drawn[4]) 
   philox(d.key, group, at.position, at.sample + d.first_sample, 0, drawn);
 }
 
-// What the eight elements from `group` * 8 on are multiplied by. Tensors have less than 2^35 elements.
-__device__ inline void factors(const Dropout& d, u64 group, float out[8]) {
-  if (d.threshold == 0) {
-#pragma unroll
-    for (int i = 0; i < 8; i++) out[i] = 1.0f;
-    return;
-  }
+// What eight elements of a row are multiplied by, whose width is a multiple of eight.
+__device__ inline void factors_in_row(const Dropout& d, u32 row, u32 group, float out[8]) {
   u32 drawn[4];
-  if (d.features % 8 == 0) {
-    u32 in_row = d.features / 8;
-    draw(d, u32(group) / in_row, u32(group) % in_row, drawn);
+  if (d.threshold) draw(d, row, group, drawn);
 #pragma unroll
-    for (int i = 0; i < 8; i++) out[i] = factor(d, drawn, i);
-    return;
+  for (int i = 0; i < 8; i++) out[i] = d.threshold ? factor(d, drawn, i) : 1.0f;
+}
+
+// The same for the eight elements from `group` * 8 on, in rows of any width. Tensors have less than 2^35 elements.
+__device__ inline void factors(const Dropout& d, u64 group, float out[8]) {
+  if (d.threshold == 0 || d.features % 8 == 0) {
+    u32 in_row = d.features / 8;
+    return factors_in_row(d, d.threshold ? u32(group) / in_row : 0, d.threshold ? u32(group) % in_row : 0, out);
   }
-  // They may lie in two rows or more.
+  // They may lie in two rows or more. A bit for each that is kept: an array would not stay in registers here.
+  u32 kept = 0;
+#pragma unroll 1
   for (int i = 0; i < 8; i++) {
     u64 at = group * 8 + i;
-    u32 feature = u32(at % d.features);
+    u32 feature = u32(at % d.features), number = feature % 8, drawn[4];
     draw(d, u32(at / d.features), feature / 8, drawn);
-    out[i] = factor(d, drawn, feature % 8);
+    u32 word = number < 4 ? (number < 2 ? drawn[0] : drawn[1]) : (number < 6 ? drawn[2] : drawn[3]);
+    kept |= u32((number & 1 ? word >> 16 : word & 0xFFFFu) >= d.threshold) << i;
   }
+#pragma unroll
+  for (int i = 0; i < 8; i++) out[i] = kept >> i & 1 ? d.kept : 0.0f;
 }
 
 // Runs F on groups of eight; `F::eight` has whole ones, `F::one` what is left.
@@ -315,7 +319,7 @@ __global__ void add_norm(const T* in, const W* in_bias, const S* residual, const
       Eight<S> s = ((const Eight<S>*)residual)[at];
       if (in) {
         float factor[8];
-        factors(d, at, factor);
+        factors_in_row(d, u32(row), g, factor);
         Eight<T> x = ((const Eight<T>*)in)[at];
         Eight<W> b;
         if (in_bias) b = ((const Eight<W>*)in_bias)[g];
@@ -393,7 +397,7 @@ __global__ void add_norm_backward(const T* d_out, const S* d_more, const T* hat,
       if (g >= groups) break;
       u64 at = row * groups + g;
       float factor[8];
-      factors(d, at, factor);
+      factors_in_row(d, u32(row), g, factor);
       Eight<T> dy = ((const Eight<T>*)d_out)[at], h = ((const Eight<T>*)hat)[at], dx;
       Eight<S> ds, more;
       if (d_more) more = ((const Eight<S>*)d_more)[at];
