@@ -140,12 +140,55 @@ struct AddNorm : torch::autograd::Function<AddNorm> {
   }
 };
 
-// --- x w^T + b where the weights are wider than what is computed in ----------------------------------------------------
-// The narrow copy of the weights is made again for the backward pass instead of being kept.
+// --- Gradients of weights -------------------------------------------------------------------------------------------------
+// They are as wide as the weights: what a product of narrow numbers was added up to is not rounded to the narrow kind first.
 
 inline Tensor rows_of(const Tensor& t) {
   return t.reshape({-1, t.size(-1)});
 }
+
+// a b in `type`.
+inline Tensor product_as(const Tensor& a, const Tensor& b, at::ScalarType type) {
+  if (a.scalar_type() == type) return a.mm(b);
+  if (a.is_cuda() && type == at::kFloat) return at::mm(a, b, type);
+  return a.mm(b).to(type);
+}
+
+inline void add_product(Tensor& sum, const Tensor& a, const Tensor& b) {
+  if (a.scalar_type() == sum.scalar_type()) {
+    sum.addmm_(a, b);
+  } else if (a.is_cuda() && sum.scalar_type() == at::kFloat) {
+    at::addmm_out(sum, sum, a, b, sum.scalar_type());
+  } else {
+    sum.add_(a.mm(b));
+  }
+}
+
+// Whether a backward pass adds to a gradient that is there, which it may do in place.
+inline bool has_gradient(const Tensor& parameter) {
+  if (!parameter.is_leaf() || at::GradMode::is_enabled()) return false;
+  const auto& gradient = parameter.grad();
+  return gradient.defined() && gradient.is_contiguous() && gradient.scalar_type() == parameter.scalar_type() &&
+         gradient.sizes() == parameter.sizes();
+}
+
+// The gradient of a weight, d_out^T in. Where the weight has one already the product itself adds to it, and autograd is given none; who waits for
+// that gradient is told, as autograd would do. None where the weight is not trained.
+inline Tensor weight_gradient(const Tensor& weight, const Tensor& d_out, const Tensor& in) {
+  if (!weight.requires_grad()) return Tensor();
+  if (!has_gradient(weight)) return product_as(d_out.t(), in, weight.scalar_type());
+  add_product(weight.mutable_grad(), d_out.t(), in);
+  if (auto& hook = torch::autograd::impl::post_acc_grad_hooks(weight)) (*hook)(weight);
+  return Tensor();
+}
+
+// The gradient of a bias: the sum of all rows, added up in fp32.
+inline Tensor bias_gradient(const Tensor& bias, const Tensor& d_out) {
+  return bias.defined() && bias.requires_grad() ? d_out.sum(0, false, at::kFloat).to(bias.scalar_type()) : Tensor();
+}
+
+// --- x w^T + b where the weights are wider than what is computed in ----------------------------------------------------
+// The narrow copy of the weights is made again for the backward pass instead of being kept.
 
 struct Linear : torch::autograd::Function<Linear> {
   static Tensor forward(AutogradContext* ctx, Tensor in, Tensor weight, Optional added) {
@@ -159,9 +202,8 @@ struct Linear : torch::autograd::Function<Linear> {
     auto &in = saved[0], &weight = saved[1], &bias = saved[2];
     auto d_out = rows_of(gradients[0]);
     auto d_in = d_out.mm(weight.to(in.scalar_type())).view(in.sizes());
-    auto d_weight = d_out.t().mm(rows_of(in)).to(weight.scalar_type());
-    auto d_bias = bias.defined() ? d_out.sum(0, false, at::kFloat).to(bias.scalar_type()) : Tensor();
-    return {d_in, d_weight, d_bias};
+    auto d_weight = weight_gradient(weight, d_out, rows_of(in));
+    return {d_in, d_weight, bias_gradient(bias, d_out)};
   }
 };
 
@@ -213,14 +255,14 @@ struct Linears : torch::autograd::Function<Linears> {
     auto d_out = at::cat(parts, 1);
     parts.clear();
     gradients.clear();
-    auto x = rows_of(in);
-    auto d_weight = d_out.t().mm(x).to(weights[0].scalar_type());
+    bool trains = std::any_of(weights.begin(), weights.end(), [](const Tensor& weight) { return weight.requires_grad(); });
+    auto d_weight = trains ? product_as(d_out.t(), rows_of(in), weights[0].scalar_type()) : Tensor();
     auto d_in = d_out.mm(stacked(weights, in.scalar_type())).view(in.sizes());
     auto d_bias = biases.empty() ? Tensor() : d_out.sum(0, false, at::kFloat).to(biases[0].scalar_type());
     variable_list out{d_in};
     int64_t start = 0;
     for (const auto& weight : weights) {
-      out.push_back(d_weight.narrow(0, start, weight.size(0)));
+      out.push_back(trains ? d_weight.narrow(0, start, weight.size(0)) : Tensor());
       start += weight.size(0);
     }
     start = 0;
@@ -307,16 +349,16 @@ struct FeedForward : torch::autograd::Function<FeedForward> {
     Activation activation{ctx->saved_data["kind"].toInt(), inner_dropout(kept(ctx), in, w1)};
     auto x = rows_of(in), d_out = rows_of(gradients[0]);
     auto bias = adds_bias(w1) ? b1 : Tensor();
-    auto d_w2 = d_out.t().mm(activation.forward(a, g, bias)).to(w2.scalar_type());
-    auto d_b2 = b2.defined() ? d_out.sum(0, false, at::kFloat).to(b2.scalar_type()) : Tensor();
+    auto d_w2 = weight_gradient(w2, d_out, activation.forward(a, g, bias));
+    auto d_b2 = bias_gradient(b2, d_out);
     auto d_a = d_out.mm(narrow(w2));
     auto d_g = activation.backward(a, g, bias, d_a);
-    auto d_w1 = d_a.t().mm(x).to(w1.scalar_type());
-    auto d_b1 = b1.defined() ? d_a.sum(0, false, at::kFloat).to(b1.scalar_type()) : Tensor();
+    auto d_w1 = weight_gradient(w1, d_a, x);
+    auto d_b1 = bias_gradient(b1, d_a);
     auto d_in = d_a.mm(narrow(w1));
     Tensor d_gate;
     if (gate.defined()) {
-      d_gate = d_g.t().mm(x).to(gate.scalar_type());
+      d_gate = weight_gradient(gate, d_g, x);
       d_in.addmm_(d_g, narrow(gate));
     }
     return {d_in.view(in.sizes()), d_w1, d_b1, d_gate, d_w2, d_b2, Tensor(), Tensor()};

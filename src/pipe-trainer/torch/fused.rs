@@ -339,3 +339,67 @@ mod checkpoint_tests {
         assert!(error.contains("on purpose"), "{error}");
     }
 }
+
+#[cfg(test)]
+mod weight_gradient_tests {
+    use super::*;
+    use crate::torch::set_gradient;
+
+    fn random(shape: &[i64], kind: Kind) -> Tensor {
+        Tensor::randn(shape, (Kind::Float, Device::Cpu)).to_kind(kind)
+    }
+
+    fn parameter(shape: &[i64]) -> Tensor {
+        random(shape, Kind::Float).set_requires_grad(true)
+    }
+
+    /// Of what `outs` would be with `weight` and `bias`, in fp64: the gradients of the weight, the bias and the input.
+    fn expected(inputs: &[Tensor], d_outs: &[Tensor], weight: &Tensor) -> [Tensor; 3] {
+        let rows = |tensor: &Tensor| tensor.to_kind(Kind::Double).reshape([-1, tensor.size()[2]]);
+        let sum = |terms: Vec<Tensor>| Tensor::stack(&terms, 0).sum_dim_intlist(0, false, Kind::Double);
+        let pairs = || inputs.iter().zip(d_outs).map(|(input, d_out)| (rows(input), rows(d_out)));
+        [
+            sum(pairs().map(|(input, d_out)| d_out.tr().matmul(&input)).collect()),
+            sum(pairs().map(|(_, d_out)| d_out.sum_dim_intlist(0, false, Kind::Double)).collect()),
+            rows(d_outs.last().unwrap()).matmul(&weight.to_kind(Kind::Double)),
+        ]
+    }
+
+    fn assert_close(got: &Tensor, want: &Tensor, tolerance: f64, what: &str) {
+        let error = (got.to_kind(Kind::Double).reshape(want.size()) - want).norm() / want.norm();
+        assert!(error.double_value(&[]) < tolerance, "{what}: {error:?}");
+    }
+
+    /// A gradient that is there is added to where it lies; without one there is a new one.
+    #[test]
+    fn parts_of_a_step_add_up() {
+        for (kind, tolerance) in [(Kind::Float, 1e-6), (Kind::BFloat16, 1e-2)] {
+            for given in [false, true] {
+                let (weight, bias) = (parameter(&[6, 10]), parameter(&[6]));
+                let place = Tensor::zeros([6, 10], (Kind::Float, Device::Cpu));
+                if given {
+                    set_gradient(&weight, Some(&place)).unwrap();
+                }
+                let inputs = [0, 1].map(|_| random(&[2, 4, 10], kind).set_requires_grad(true));
+                let d_outs = [0, 1].map(|_| random(&[2, 4, 6], kind));
+                for (input, d_out) in inputs.iter().zip(&d_outs) {
+                    let out = linear(input, &weight, Some(&bias)).unwrap();
+                    (out * d_out).sum(Kind::Float).backward();
+                }
+                let [d_weight, d_bias, d_input] = expected(&inputs, &d_outs, &weight);
+                assert_close(&weight.grad(), &d_weight, tolerance, "the weight");
+                assert_close(&bias.grad(), &d_bias, tolerance, "the bias");
+                assert_close(&inputs[1].grad(), &d_input, tolerance, "the input");
+                assert_eq!(weight.grad().data_ptr() == place.data_ptr(), given);
+            }
+        }
+    }
+
+    #[test]
+    fn a_weight_that_is_not_trained_has_no_gradient() {
+        let weight = random(&[6, 10], Kind::Float);
+        let input = random(&[2, 4, 10], Kind::BFloat16).set_requires_grad(true);
+        linear(&input, &weight, None).unwrap().sum(Kind::Float).backward();
+        assert!(input.grad().defined() && !weight.grad().defined());
+    }
+}
