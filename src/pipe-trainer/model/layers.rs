@@ -184,7 +184,8 @@ impl FeedForward {
     }
 
     fn compute(&self, input: &Tensor, second_bias: Option<&Tensor>, pass: Pass) -> Result<Tensor, TrainerError> {
-        if input.device().is_cuda() && is_fused(self.activation) {
+        let inner = self.first.weight.size()[0];
+        if input.device().is_cuda() && is_fused(self.activation) && inner % 8 == 0 {
             let fused = torch::FeedForward {
                 first: &self.first.weight,
                 first_bias: self.first.bias.as_deref(),

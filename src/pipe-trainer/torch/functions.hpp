@@ -289,31 +289,42 @@ struct Activation {
   Tensor forward(const Tensor& a, const Tensor& gate, const Tensor& bias) const {
     auto out = at::empty_like(a);
     const void *pa = a.data_ptr(), *pg = pointer(gate), *pb = pointer(bias);
-    cuda::launch(a.device(), kernel(a, bias).forward(), cuda::blocks_for(a.numel(), 256), pa, pg, pb, uint32_t(a.size(-1)),
-                 out.data_ptr(), uint64_t(a.numel()), dropout);
+    launch(kernel(a, bias).forward(), a, blocks_of_rows(a, 8192), pa, pg, pb, out.data_ptr());
     return out;
   }
 
-  // Writes the gradient of `a` over that of the output.
+  // What `forward` gave is written over `a`, the gradient of `a` over that of what it gave, and that of the gate over the gate. Gives that of the
+  // bias, in fp32, where there is one.
   Tensor backward(const Tensor& a, const Tensor& gate, const Tensor& bias, const Tensor& d_out) const {
-    auto d_gate = gate.defined() ? at::empty_like(gate) : Tensor();
-    const void *pa = a.data_ptr(), *pg = pointer(gate), *pb = pointer(bias), *pd = d_out.data_ptr();
-    void* to = d_gate.defined() ? d_gate.data_ptr() : nullptr;
-    cuda::launch(a.device(), kernel(a, bias).backward(), cuda::blocks_for(a.numel(), 256), pa, pg, pb, uint32_t(a.size(-1)), pd,
-                 d_out.data_ptr(), to, uint64_t(a.numel()), dropout);
-    return d_gate;
+    // Partial sums cost as much as they take, and each multiprocessor wants some blocks.
+    auto blocks = blocks_of_rows(a, bias.defined() ? 1056 : 8192);
+    auto sums = bias.defined() ? at::empty({blocks, a.size(1)}, a.options().dtype(at::kFloat)) : Tensor();
+    const void* pb = pointer(bias);
+    launch(kernel(a, bias).backward(), a, blocks, a.data_ptr(), pointer(gate), pb, d_out.data_ptr(), pointer(sums));
+    return bias.defined() ? sums.sum(0) : Tensor();
   }
 
-  static const void* pointer(const Tensor& t) { return t.defined() ? t.data_ptr() : nullptr; }
+  // Each takes every so-manyth row of its columns.
+  static int64_t blocks_of_rows(const Tensor& a, int64_t most) {
+    return std::max<int64_t>(1, std::min({a.size(0), most / blocks_of_columns(a), int64_t(65535)}));
+  }
+
+  static int64_t blocks_of_columns(const Tensor& a) {
+    return (a.size(1) / 8 + kernels::Activation::THREADS - 1) / kernels::Activation::THREADS;
+  }
+
+  template <typename... Pointers>
+  void launch(const kernels::Kernel& kernel, const Tensor& a, int64_t blocks, Pointers... pointers) const {
+    cuda::launch_grid(a.device(), kernel, {blocks_of_columns(a), blocks, 1}, pointers..., uint32_t(a.size(0)), uint32_t(a.size(1)), dropout);
+  }
+
+  static void* pointer(const Tensor& t) { return t.defined() ? t.data_ptr() : nullptr; }
 
   int64_t kind;
   Dropout dropout;
 };
 
 struct FeedForward : torch::autograd::Function<FeedForward> {
-  // Kernels read a bias in eights too, so its rows must be whole ones; elsewhere it is in `a` already.
-  static bool adds_bias(const Tensor& w1) { return w1.size(0) % 8 == 0; }
-
   // What lies between the products has the samples and positions of what comes in.
   static Dropout inner_dropout(const Dropped& dropped, const Tensor& in, const Tensor& w1) {
     auto sizes = in.sizes().vec();
@@ -328,9 +339,8 @@ struct FeedForward : torch::autograd::Function<FeedForward> {
     auto narrow = [&](const Tensor& t) { return t.defined() ? t.to(type) : t; };
     auto x = rows_of(in);
     auto a = x.mm(narrow(w1).t());
-    if (b1.defined() && !adds_bias(w1)) a.add_(narrow(b1));
     auto g = gate.defined() ? x.mm(narrow(gate).t()) : Tensor();
-    auto hidden = Activation{kind, inner_dropout(dropped, in, w1)}.forward(a, g, adds_bias(w1) ? b1 : Tensor());
+    auto hidden = Activation{kind, inner_dropout(dropped, in, w1)}.forward(a, g, b1);
     auto out = at::linear(hidden, narrow(w2), narrow(b2));
     ctx->save_for_backward({in, w1, b1, gate, w2, b2, a, g});
     ctx->saved_data["kind"] = kind;
@@ -343,25 +353,25 @@ struct FeedForward : torch::autograd::Function<FeedForward> {
   static variable_list backward(AutogradContext* ctx, variable_list gradients) {
     auto saved = ctx->get_saved_variables();
     auto &in = saved[0], &w1 = saved[1], &b1 = saved[2], &gate = saved[3], &w2 = saved[4], &b2 = saved[5];
-    auto &a = saved[6], &g = saved[7];
     auto type = in.scalar_type();
-    auto narrow = [&](const Tensor& t) { return t.defined() ? t.to(type) : t; };
+    auto narrow = [&](const Tensor& t) { return t.to(type); };
     Activation activation{ctx->saved_data["kind"].toInt(), inner_dropout(kept(ctx), in, w1)};
     auto x = rows_of(in), d_out = rows_of(gradients[0]);
-    auto bias = adds_bias(w1) ? b1 : Tensor();
-    auto d_w2 = weight_gradient(w2, d_out, activation.forward(a, g, bias));
-    auto d_b2 = bias_gradient(b2, d_out);
+    // In the memory of what was kept, and of the gradient of the second product's input: all of it is used up by this pass.
+    auto &hidden = saved[6], &d_g = saved[7];
     auto d_a = d_out.mm(narrow(w2));
-    auto d_g = activation.backward(a, g, bias, d_a);
+    auto d_b1 = activation.backward(hidden, d_g, b1, d_a);
+    auto d_w2 = weight_gradient(w2, d_out, hidden);
     auto d_w1 = weight_gradient(w1, d_a, x);
-    auto d_b1 = bias_gradient(b1, d_a);
-    auto d_in = d_a.mm(narrow(w1));
+    auto d_b2 = bias_gradient(b2, d_out);
+    auto d_in = d_a.mm(narrow(w1)).view(in.sizes());
     Tensor d_gate;
     if (gate.defined()) {
       d_gate = weight_gradient(gate, d_g, x);
-      d_in.addmm_(d_g, narrow(gate));
+      rows_of(d_in).addmm_(d_g, narrow(gate));
     }
-    return {d_in.view(in.sizes()), d_w1, d_b1, d_gate, d_w2, d_b2, Tensor(), Tensor()};
+    if (b1.defined()) d_b1 = d_b1.to(b1.scalar_type());
+    return {d_in, d_w1, d_b1, d_gate, d_w2, d_b2, Tensor(), Tensor()};
   }
 };
 

@@ -12,19 +12,34 @@ struct BF16 { u16 bits; };
 struct F16 { u16 bits; };
 
 __device__ inline float wide(BF16 x) { return __uint_as_float(u32(x.bits) << 16); }
-#ifndef PIPE_ON_CPU  // tests/cuda_on_cpu has these two without PTX
+#ifndef PIPE_ON_CPU  // tests/cuda_on_cpu has these without PTX
 __device__ inline float wide(F16 x) {
   float out;
   asm("cvt.f32.f16 %0, %1;" : "=f"(out) : "h"(x.bits));
   return out;
 }
 __device__ inline void store(F16& to, float x) { asm("cvt.rn.f16.f32 %0, %1;" : "=h"(to.bits) : "f"(x)); }
+
+__device__ inline float fast_exp2(float x) {
+  float out;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(out) : "f"(x));
+  return out;
+}
+__device__ inline float fast_reciprocal(float x) {
+  float out;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(out) : "f"(x));
+  return out;
+}
 #endif
 __device__ inline float wide(float x) { return x; }
 
 __device__ inline void store(BF16& to, float x) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(to.bits) : "f"(x));
+#else
   u32 b = __float_as_uint(x);
   to.bits = x != x ? u16(0x7FFF) : u16((b + 0x7FFFu + ((b >> 16) & 1u)) >> 16);
+#endif
 }
 __device__ inline void store(float& to, float x) { to = x; }
 
@@ -173,121 +188,131 @@ __global__ void drop_weights(const T* in, T* out, u32 heads, u32 queries, u32 ke
 
 enum { RELU, GELU, GELU_TANH, QUICK_GELU, SILU, TANH };
 
-// The value of an activation and its slope.
-template <int kind> __device__ inline void activation(float x, float& y, float& slope) {
+#define LOG2_E 1.4426950408889634f
+
+// 1 / (1 + exp(-x)), to 1e-6 of it where `is_narrow`.
+template <bool is_narrow> __device__ inline float sigmoid(float x) {
+  return is_narrow ? fast_reciprocal(1 + fast_exp2(-LOG2_E * x)) : 1 / (1 + expf(-x));
+}
+
+// The share of a normal distribution below x, and its density there. Where `is_narrow` by formula 7.1.26 of Abramowitz and Stegun, with an
+// error of 8e-8 at most: erff takes several times as long, longer than memory takes to bring a number of 16 bits.
+template <bool is_narrow> __device__ inline void normal(float x, float& share, float& density) {
+  if (!is_narrow) {
+    share = 0.5f * (1 + erff(x * 0.70710678118654752f));
+    density = 0.39894228040143268f * expf(-0.5f * x * x);
+    return;
+  }
+  float e = fast_exp2(-0.5f * LOG2_E * x * x), t = fast_reciprocal(1 + 0.23164189f * fabsf(x));
+  float above = t * (0.127414796f + t * (-0.142248368f + t * (0.710706870f + t * (-0.726576014f + t * 0.530702715f)))) * e;
+  share = x < 0 ? above : 1 - above;
+  density = 0.39894228040143268f * e;
+}
+
+// The value of an activation and its slope. Where `is_narrow`, both are exact to the 16 bits they are stored in.
+template <int kind, bool is_narrow> __device__ inline void activation(float x, float& y, float& slope) {
   switch (kind) {
     case RELU: y = x > 0 ? x : 0; slope = x > 0; break;
     case GELU: {
-      float half = 0.5f * (1 + erff(x * 0.70710678118654752f));
-      y = x * half;
-      slope = half + x * 0.39894228040143268f * expf(-0.5f * x * x);
+      float share, density;
+      normal<is_narrow>(x, share, density);
+      y = x * share;
+      slope = share + x * density;
       break;
     }
     case GELU_TANH: {
-      float t = tanhf(0.79788456080286536f * (x + 0.044715f * x * x * x));
-      y = 0.5f * x * (1 + t);
-      slope = 0.5f * (1 + t) + 0.5f * x * (1 - t * t) * 0.79788456080286536f * (1 + 0.134145f * x * x);
+      // (1 + tanh(u)) / 2 is sigmoid(2 u).
+      float s = sigmoid<is_narrow>(x * (1.59576912160573f + 0.0713548162726f * x * x));
+      y = x * s;
+      slope = s + y * (1 - s) * (1.59576912160573f + 0.2140644488178f * x * x);
       break;
     }
     case QUICK_GELU: {
-      float s = 1 / (1 + expf(-1.702f * x));
+      float s = sigmoid<is_narrow>(1.702f * x);
       y = x * s;
-      slope = s + x * 1.702f * s * (1 - s);
+      slope = s + 1.702f * y * (1 - s);
       break;
     }
     case SILU: {
-      float s = 1 / (1 + expf(-x));
+      float s = sigmoid<is_narrow>(x);
       y = x * s;
-      slope = s + x * s * (1 - s);
+      slope = s + y * (1 - s);
       break;
     }
     default: y = tanhf(x); slope = 1 - y * y;
   }
 }
 
-// act(a) * b, or act(a) where b is null; `a` has no bias yet when `bias` is not null: rows of `width`.
-template <typename T, typename B, int kind> struct Activate {
-  const T *a, *b;
-  const B* bias;
-  u32 width;
-  T* out;
-  Dropout d;
-  __device__ float value(float x, float gate, float factor) {
-    float y, slope;
-    activation<kind>(x, y, slope);
-    return y * gate * factor;
-  }
-  __device__ void eight(u64 g) {
-    float factor[8];
-    factors(d, g, factor);
-    Eight<T> x = ((const Eight<T>*)a)[g], gate, y;
-    Eight<B> extra;
-    if (b) gate = ((const Eight<T>*)b)[g];
-    if (bias) extra = *(const Eight<B>*)(bias + (g * 8) % width);
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
-      store(y.v[i], value(wide(x.v[i]) + (bias ? wide(extra.v[i]) : 0), b ? wide(gate.v[i]) : 1, factor[i]));
-    }
-    ((Eight<T>*)out)[g] = y;
-  }
-  __device__ void one(u64 g, u32 i) {
-    float factor[8];
-    factors(d, g, factor);
-    u64 at = g * 8 + i;
-    store(out[at], value(wide(a[at]) + (bias ? wide(bias[at % width]) : 0), b ? wide(b[at]) : 1, factor[i]));
-  }
+// Rows of `width` numbers, a multiple of eight. A thread takes eight columns in every gridDim.y-th row; blockIdx.x says which columns.
+struct Columns {
+  u32 groups, group;
+  __device__ explicit Columns(u32 width) : groups(width / 8), group(blockIdx.x * blockDim.x + threadIdx.x) {}
+  __device__ bool exist() const { return group < groups; }
+  __device__ u64 of(u32 row) const { return u64(row) * groups + group; }
 };
 
-template <typename T, typename B, int kind> struct ActivateBackward {
-  const T *a, *b;
-  const B* bias;
-  u32 width;
-  const T* d_out;
-  T *d_a, *d_b;
-  Dropout d;
-  __device__ void both(float x, float gate, float g, float& da, float& db) {
-    float y, slope;
-    activation<kind>(x, y, slope);
-    da = g * gate * slope;
-    db = g * y;
-  }
-  __device__ void eight(u64 g) {
-    float factor[8];
-    factors(d, g, factor);
-    Eight<T> x = ((const Eight<T>*)a)[g], dy = ((const Eight<T>*)d_out)[g], gate, da, db;
-    Eight<B> extra;
-    if (b) gate = ((const Eight<T>*)b)[g];
-    if (bias) extra = *(const Eight<B>*)(bias + (g * 8) % width);
+// The bias of eight columns; none where it is null.
+template <typename B> __device__ inline void load_bias(const B* bias, u32 group, float out[8]) {
+  Eight<B> x;
+  if (bias) x = ((const Eight<B>*)bias)[group];
 #pragma unroll
-    for (int i = 0; i < 8; i++) {
-      float fa, fb;
-      both(wide(x.v[i]) + (bias ? wide(extra.v[i]) : 0), b ? wide(gate.v[i]) : 1, wide(dy.v[i]) * factor[i], fa, fb);
-      store(da.v[i], fa);
-      store(db.v[i], fb);
-    }
-    ((Eight<T>*)d_a)[g] = da;
-    if (b) ((Eight<T>*)d_b)[g] = db;
-  }
-  __device__ void one(u64 g, u32 i) {
-    float factor[8];
-    factors(d, g, factor);
-    u64 at = g * 8 + i;
-    float fa, fb;
-    both(wide(a[at]) + (bias ? wide(bias[at % width]) : 0), b ? wide(b[at]) : 1, wide(d_out[at]) * factor[i], fa, fb);
-    store(d_a[at], fa);
-    if (b) store(d_b[at], fb);
-  }
-};
-
-template <typename T, typename B, int kind>
-__global__ void activate(const T* a, const T* b, const B* bias, u32 width, T* out, u64 n, Dropout d) {
-  in_eights(n, Activate<T, B, kind>{a, b, bias, width, out, drawn_now(d)});
+  for (int i = 0; i < 8; i++) out[i] = bias ? wide(x.v[i]) : 0;
 }
 
+// act(a + bias) * b, some of it dropped; b and bias may be null.
 template <typename T, typename B, int kind>
-__global__ void activate_backward(const T* a, const T* b, const B* bias, u32 width, const T* d_out, T* d_a, T* d_b, u64 n,
-                                  Dropout d) {
-  in_eights(n, ActivateBackward<T, B, kind>{a, b, bias, width, d_out, d_a, d_b, drawn_now(d)});
+__global__ void activate(const T* a, const T* b, const B* bias, T* out, u32 rows, u32 width, Dropout d) {
+  d = drawn_now(d);
+  Columns columns(width);
+  if (!columns.exist()) return;
+  float added[8], factor[8];
+  load_bias(bias, columns.group, added);
+  for (u32 row = blockIdx.y; row < rows; row += gridDim.y) {
+    u64 at = columns.of(row);
+    Eight<T> x = ((const Eight<T>*)a)[at], gate, y;
+    if (b) gate = ((const Eight<T>*)b)[at];
+    factors_in_row(d, row, columns.group, factor);
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+      float value, slope;
+      activation<kind, sizeof(T) == 2>(wide(x.v[i]) + added[i], value, slope);
+      store(y.v[i], value * (b ? wide(gate.v[i]) : 1) * factor[i]);
+    }
+    ((Eight<T>*)out)[at] = y;
+  }
+}
+
+// All that the backward pass needs, in one: what `activate` gave is written over `a`, the gradient of `a` over that of what it gave, and that
+// of `b` over `b`. d_bias, which may be null, gets sums of the gradient of `a`: [gridDim.y, width], each over the rows of one block.
+template <typename T, typename B, int kind>
+__global__ void activate_backward(T* a, T* b, const B* bias, T* d_out, float* d_bias, u32 rows, u32 width, Dropout d) {
+  d = drawn_now(d);
+  Columns columns(width);
+  if (!columns.exist()) return;
+  float added[8], factor[8], sums[8] = {0, 0, 0, 0, 0, 0, 0, 0};
+  load_bias(bias, columns.group, added);
+  for (u32 row = blockIdx.y; row < rows; row += gridDim.y) {
+    u64 at = columns.of(row);
+    Eight<T> x = ((const Eight<T>*)a)[at], dy = ((const Eight<T>*)d_out)[at], gate;
+    if (b) gate = ((const Eight<T>*)b)[at];
+    factors_in_row(d, row, columns.group, factor);
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+      float value, slope, by = b ? wide(gate.v[i]) : 1, grad = wide(dy.v[i]) * factor[i];
+      activation<kind, sizeof(T) == 2>(wide(x.v[i]) + added[i], value, slope);
+      store(x.v[i], value * by * factor[i]);
+      store(dy.v[i], grad * by * slope);
+      store(gate.v[i], grad * value);
+      sums[i] += grad * by * slope;
+    }
+    ((Eight<T>*)a)[at] = x;
+    ((Eight<T>*)d_out)[at] = dy;
+    if (b) ((Eight<T>*)b)[at] = gate;
+  }
+  if (!d_bias) return;
+  float* to = d_bias + u64(blockIdx.y) * width + columns.group * 8;
+#pragma unroll
+  for (int i = 0; i < 8; i++) to[i] = sums[i];
 }
 
 // --- norm(residual + dropped (in + in_bias)) -------------------------------------------------------------------------------

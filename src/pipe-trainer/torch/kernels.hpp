@@ -61,6 +61,9 @@ struct Norm {
 constexpr const char* ACTIVATIONS[] = {"RELU", "GELU", "GELU_TANH", "QUICK_GELU", "SILU", "TANH"};
 
 struct Activation {
+  static constexpr unsigned THREADS = 128;
+
+  // That of the bias is the first, or fp32.
   Type type, bias;
   int64_t kind;
 
@@ -69,7 +72,7 @@ struct Activation {
 
  private:
   Kernel kernel(const char* of) const {
-    return {std::string(of) + "<" + name(type) + ", " + name(bias) + ", " + ACTIVATIONS[kind] + ">", 256};
+    return {std::string(of) + "<" + name(type) + ", " + name(bias) + ", " + ACTIVATIONS[kind] + ">", THREADS};
   }
 };
 
@@ -137,8 +140,8 @@ inline std::vector<Kernel> general() {
     for (auto weight : wide) {
       for (auto sum : wide) {
         for (int64_t width = 1024; width <= WIDEST_NORM; width += 1024) {
-          all.push_back(Norm{type, sum, weight, width}.forward());
-          all.push_back(Norm{type, sum, weight, width}.backward());
+          Norm norm{type, sum, weight, width};
+          for (auto kernel : {norm.forward(), norm.backward()}) all.push_back(kernel);
         }
       }
       for (size_t kind = 0; kind < std::size(ACTIVATIONS); kind++) {
