@@ -117,6 +117,19 @@ inline Tensor fitting(const Tensor& t) {
   return fits(t) ? t : t.clone(at::MemoryFormat::Contiguous);
 }
 
+// [batch, length, heads, width] in memory. Where some of them are slices of one tensor so are their gradients, one beside the other: a product that
+// gave them all takes them back as they are.
+inline std::vector<Tensor> gradients_like(at::ArrayRef<Tensor> all) {
+  std::vector<Tensor> made;
+  for (size_t first = 0, end; first < all.size(); first = end) {
+    const auto& t = all[first];
+    for (end = first + 1; end < all.size() && all[end].is_alias_of(t) && all[end].sizes() == t.sizes();) end++;
+    auto room = at::empty({t.size(0), t.size(2), int64_t(end - first), t.size(1), t.size(3)}, t.options());
+    for (size_t i = first; i < end; i++) made.push_back(room.select(2, int64_t(i - first)).transpose(1, 2));
+  }
+  return made;
+}
+
 inline Arguments arguments(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& bias, const Tensor& lengths, const Packing& packing,
                            bool is_causal, double scale, const Dropped& dropped) {
   Arguments a{};
@@ -209,9 +222,9 @@ struct Attention : torch::autograd::Function<Attention> {
     attention::Packing packing{saved[7], saved[8], saved[9], saved[10]};
     auto a = attention::arguments(q, k, v, bias, lengths, packing, ctx->saved_data["is_causal"].toBool(), ctx->saved_data["scale"].toDouble(), kept(ctx));
     auto d_o = attention::fitting(gradients[0].to(q.scalar_type()).transpose(1, 2));
-    // [batch, length, heads, width] in memory.
-    auto like = [](const Tensor& t) { return at::empty({t.size(0), t.size(2), t.size(1), t.size(3)}, t.options()).transpose(1, 2); };
-    auto d_q = like(q), d_k = like(k), d_v = like(v), rows = at::empty({lse.numel(), 2}, lse.options());
+    auto made = attention::gradients_like({q, k, v});
+    auto &d_q = made[0], &d_k = made[1], &d_v = made[2];
+    auto rows = at::empty({lse.numel(), 2}, lse.options());
     a.o = attention::View(o.transpose(1, 2));
     a.d_o = attention::View(d_o);
     a.d_q = attention::View(d_q);

@@ -213,6 +213,7 @@ struct Linear : torch::autograd::Function<Linear> {
 struct Linears : torch::autograd::Function<Linears> {
   // Narrow, one below the other.
   static Tensor stacked(at::ArrayRef<Tensor> tensors, at::ScalarType type) {
+    if (tensors[0].scalar_type() == type) return at::cat(tensors);
     int64_t rows = 0;
     for (const auto& t : tensors) rows += t.size(0);
     auto sizes = tensors[0].sizes().vec();
@@ -224,6 +225,24 @@ struct Linears : torch::autograd::Function<Linears> {
       start += t.size(0);
     }
     return all;
+  }
+
+  // The rows of all, one beside the other: a view where they lie so already, as those of attention do.
+  static Tensor beside(const variable_list& all) {
+    std::vector<Tensor> parts;
+    int64_t width = 0;
+    for (const auto& t : all) {
+      parts.push_back(rows_of(t));
+      width += parts.back().size(1);
+    }
+    const auto& first = parts[0];
+    auto at = first.storage_offset();
+    for (const auto& part : parts) {
+      bool is_next = part.is_alias_of(first) && part.storage_offset() == at && part.stride(0) == width && part.stride(1) == 1;
+      if (!is_next) return at::cat(parts, 1);
+      at += part.size(1);
+    }
+    return first.as_strided({first.size(0), width}, {width, 1});
   }
 
   static variable_list forward(AutogradContext* ctx, Tensor in, at::TensorList layers, int64_t count) {
@@ -250,10 +269,7 @@ struct Linears : torch::autograd::Function<Linears> {
     saved.pop_back();
     at::ArrayRef<Tensor> layers(saved);
     auto weights = layers.slice(0, count), biases = layers.slice(count);
-    std::vector<Tensor> parts;
-    for (auto& gradient : gradients) parts.push_back(rows_of(gradient));
-    auto d_out = at::cat(parts, 1);
-    parts.clear();
+    auto d_out = beside(gradients);
     gradients.clear();
     bool trains = std::any_of(weights.begin(), weights.end(), [](const Tensor& weight) { return weight.requires_grad(); });
     auto d_weight = trains ? product_as(d_out.t(), rows_of(in), weights[0].scalar_type()) : Tensor();
