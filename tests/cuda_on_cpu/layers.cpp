@@ -217,6 +217,40 @@ template <typename T, typename S, typename W, int MOST> void norms(u32 rows, u32
   compare(name + ", gradients of parameters", totals, want_totals, 1e-3);
 }
 
+template <typename T, typename S, typename W, int MOST> void rms_norms(u32 rows, u32 width, bool has_past, const std::string& name) {
+  auto in = Array<S>::random(rows * width, 1, 2), d_past = Array<S>::random(rows * width, 2);
+  auto d_out = Array<T>::random(rows * width, 3);
+  auto weight = Array<W>::random(width, 4);
+  const double eps = 1e-6;
+  const u32 blocks = 3;
+  Array<T> out(rows * width);
+  Array<float> inverse(rows), sums(blocks * width), d_weight(width);
+  std::vector<double> want_out(rows * width), want_d_in(rows * width), want_d_weight(width);
+  for (u32 row = 0; row < rows; row++) {
+    double squares = 0, mean = 0;
+    for (u32 i = row * width; i < (row + 1) * width; i++) squares += in.at(i) * in.at(i) / width;
+    double inv = 1 / std::sqrt(squares + eps);
+    for (u32 i = 0; i < width; i++) mean += d_out.at(row * width + i) * weight.at(i) * in.at(row * width + i) * inv / width;
+    for (u32 i = 0; i < width; i++) {
+      u32 at = row * width + i;
+      double normed = in.at(at) * inv;
+      want_out[at] = normed * weight.at(i);
+      want_d_in[at] = (d_out.at(at) * weight.at(i) - normed * mean) * inv + (has_past ? d_past.at(at) : 0);
+      want_d_weight[i] += d_out.at(at) * normed;
+    }
+  }
+  cpu::launch({rows, 1, 1}, 128, 0, 0, [&] { rms_norm<T, S, W, MOST>(in.data(), weight.data(), out.data(), inverse.data(), rows, width, float(eps)); });
+  // In the memory of what is added, as where nobody else has it.
+  auto* past = has_past ? d_past.data() : nullptr;
+  cpu::launch({blocks, 1, 1}, 128, 0, 7, [&] {
+    rms_norm_backward<T, S, W, MOST>(d_out.data(), past, in.data(), inverse.data(), weight.data(), d_past.data(), sums.data(), rows, width);
+  });
+  for (u32 i = 0; i < width; i++) d_weight.data()[i] = sums.data()[i] + sums.data()[width + i] + sums.data()[2 * width + i];
+  compare(name, out, want_out, 1e-5);
+  compare(name + ", gradient", d_past, want_d_in, 1e-5);
+  compare(name + ", gradient of the weight", d_weight, want_d_weight, 1e-4);
+}
+
 template <typename T, typename S, typename W> void all_norms(const std::string& types) {
   for (int options = 0; options < 8; options++) {
     bool adds = options & 1, has_bias = options & 2, drops = options & 4;
@@ -225,6 +259,8 @@ template <typename T, typename S, typename W> void all_norms(const std::string& 
   }
   norms<T, S, W, 2>(5, 1032, true, true, true, types + " norm of wide rows");
   norms<T, S, W, 4>(4, 4096, true, true, true, types + " norm of the widest rows");
+  for (bool has_past : {false, true}) rms_norms<T, S, W, 1>(10, 72, has_past, types + " rms norm" + (has_past ? " of a residual" : ""));
+  rms_norms<T, S, W, 3>(4, 2056, true, types + " rms norm of wide rows");
 }
 
 // --- Dropout of rows --------------------------------------------------------------------------------------------------------------

@@ -27,6 +27,11 @@ inline Dropped kept(AutogradContext* ctx) {
           uint64_t(number("tokens"))};
 }
 
+// Whether nobody else has its memory.
+inline bool is_alone(const Tensor& t) {
+  return t.use_count() == 1 && t.storage().use_count() == 1;
+}
+
 // --- residual + dropped in ------------------------------------------------------------------------------------------------
 
 inline Tensor drop_add(const Tensor& in, const Tensor& residual, at::ScalarType out_type, const Dropped& dropped) {
@@ -140,6 +145,46 @@ struct AddNorm : torch::autograd::Function<AddNorm> {
   }
 };
 
+// --- The norm by the root mean square ------------------------------------------------------------------------------------
+// Gives the norm in `type`, and what came in, as a residual: whatever its gradient is, the kernel adds it.
+
+struct RmsNorm : torch::autograd::Function<RmsNorm> {
+  static variable_list forward(AutogradContext* ctx, Tensor in, Tensor weight, int64_t type, double eps) {
+    auto kind = at::ScalarType(type);
+    auto x = cuda::fitting(in);
+    uint32_t width = x.size(-1);
+    uint64_t rows = x.numel() / width;
+    auto out = at::empty(x.sizes(), x.options().dtype(kind));
+    auto inverse = at::empty({int64_t(rows)}, x.options().dtype(at::kFloat));
+    cuda::launch(x.device(), AddNorm::kernel(kind, x.scalar_type(), weight).rms_forward(), std::min<int64_t>(rows, 65536), x.data_ptr(),
+                 weight.data_ptr(), out.data_ptr(), inverse.data_ptr(), rows, width, float(eps));
+    ctx->save_for_backward({x, weight, inverse});
+    ctx->saved_data["type"] = type;
+    ctx->set_materialize_grads(false);
+    return {out, in};
+  }
+
+  // As that of Linears.
+  static variable_list backward(AutogradContext* ctx, variable_list& gradients) {
+    auto saved = ctx->get_saved_variables();
+    auto &in = saved[0], &weight = saved[1], &inverse = saved[2];
+    auto d_past = std::move(gradients[1]);
+    if (!gradients[0].defined()) return {d_past, Tensor(), Tensor(), Tensor()};
+    auto kind = at::ScalarType(ctx->saved_data["type"].toInt());
+    auto d_out = cuda::fitting(gradients[0]);
+    bool is_own = d_past.defined() && is_alone(d_past) && cuda::fits(d_past);
+    if (d_past.defined() && !is_own) d_past = cuda::fitting(d_past);
+    uint32_t width = in.size(-1);
+    uint64_t rows = in.numel() / width;
+    int64_t blocks = std::min<int64_t>(rows, 792);
+    auto d_in = is_own ? d_past : at::empty_like(in);
+    auto sums = weight.requires_grad() ? at::empty({blocks, int64_t(width)}, inverse.options()) : Tensor();
+    cuda::launch(in.device(), AddNorm::kernel(kind, in.scalar_type(), weight).rms_backward(), blocks, d_out.data_ptr(), AddNorm::pointer(d_past),
+                 in.data_ptr(), inverse.data_ptr(), weight.data_ptr(), d_in.data_ptr(), AddNorm::pointer(sums), rows, width);
+    return {d_in, sums.defined() ? sums.sum(0).to(weight.scalar_type()) : Tensor(), Tensor(), Tensor()};
+  }
+};
+
 // --- Gradients of weights -------------------------------------------------------------------------------------------------
 // They are as wide as the weights: what a product of narrow numbers was added up to is not rounded to the narrow kind first.
 
@@ -187,6 +232,15 @@ inline Tensor bias_gradient(const Tensor& bias, const Tensor& d_out) {
   return bias.defined() && bias.requires_grad() ? d_out.sum(0, false, at::kFloat).to(bias.scalar_type()) : Tensor();
 }
 
+// The gradient of what goes into a product and past it, as a residual does: d_past + d_out w. Where nobody else has d_past the product itself adds
+// to it.
+inline Tensor past_product(Tensor d_past, const Tensor& d_out, const Tensor& weight) {
+  bool is_own = is_alone(d_past) && d_past.is_contiguous() && d_past.scalar_type() == d_out.scalar_type();
+  if (!is_own) return d_out.mm(weight).view(d_past.sizes()).add_(d_past);
+  rows_of(d_past).addmm_(d_out, weight);
+  return d_past;
+}
+
 // --- x w^T + b where the weights are wider than what is computed in ----------------------------------------------------
 // The narrow copy of the weights is made again for the backward pass instead of being kept.
 
@@ -208,7 +262,7 @@ struct Linear : torch::autograd::Function<Linear> {
 };
 
 // --- Several products of one input, as one -----------------------------------------------------------------------------------
-// Weights and biases one after the other (all biases or none). What comes out are slices of one tensor.
+// Weights and biases one after the other (all biases or none). What comes out are slices of one tensor, and where `passes` is set what came in.
 
 struct Linears : torch::autograd::Function<Linears> {
   // Narrow, one below the other.
@@ -245,7 +299,7 @@ struct Linears : torch::autograd::Function<Linears> {
     return first.as_strided({first.size(0), width}, {width, 1});
   }
 
-  static variable_list forward(AutogradContext* ctx, Tensor in, at::TensorList layers, int64_t count) {
+  static variable_list forward(AutogradContext* ctx, Tensor in, at::TensorList layers, int64_t count, bool passes) {
     auto weights = layers.slice(0, count), biases = layers.slice(count);
     ctx->saved_data["count"] = count;
     auto saved = layers.vec();
@@ -259,12 +313,19 @@ struct Linears : torch::autograd::Function<Linears> {
       outs.push_back(out.narrow(-1, start, weight.size(0)));
       start += weight.size(0);
     }
+    if (passes) outs.push_back(in);
     return outs;
   }
 
-  static variable_list backward(AutogradContext* ctx, variable_list gradients) {
+  // By reference: what it takes out of the gradients belongs to it alone.
+  static variable_list backward(AutogradContext* ctx, variable_list& gradients) {
     auto saved = ctx->get_saved_variables();
     auto count = ctx->saved_data["count"].toInt();
+    Tensor d_past;
+    if (int64_t(gradients.size()) > count) {
+      d_past = std::move(gradients.back());
+      gradients.pop_back();
+    }
     auto in = saved.back();
     saved.pop_back();
     at::ArrayRef<Tensor> layers(saved);
@@ -273,7 +334,8 @@ struct Linears : torch::autograd::Function<Linears> {
     gradients.clear();
     bool trains = std::any_of(weights.begin(), weights.end(), [](const Tensor& weight) { return weight.requires_grad(); });
     auto d_weight = trains ? product_as(d_out.t(), rows_of(in), weights[0].scalar_type()) : Tensor();
-    auto d_in = d_out.mm(stacked(weights, in.scalar_type())).view(in.sizes());
+    auto narrow = stacked(weights, in.scalar_type());
+    auto d_in = d_past.defined() ? past_product(std::move(d_past), d_out, narrow) : d_out.mm(narrow).view(in.sizes());
     auto d_bias = biases.empty() ? Tensor() : d_out.sum(0, false, at::kFloat).to(biases[0].scalar_type());
     variable_list out{d_in};
     int64_t start = 0;
@@ -286,13 +348,13 @@ struct Linears : torch::autograd::Function<Linears> {
       out.push_back(d_bias.narrow(0, start, bias.size(0)));
       start += bias.size(0);
     }
-    out.emplace_back();
+    out.resize(out.size() + 2);
     return out;
   }
 };
 
 // --- w2 (dropped act(w1 x + b1)) + b2, or with a gate w2 (dropped act(w1 x) * (wg x)) -----------------------------------
-// Of what lies between the two products only what went into the activation is kept.
+// Of what lies between the two products only what went into the activation is kept. Gives what came in as well, where `passes` is set.
 
 enum Kind : int64_t { kRelu, kGelu, kGeluTanh, kQuickGelu, kSilu, kTanh };
 
@@ -348,8 +410,8 @@ struct FeedForward : torch::autograd::Function<FeedForward> {
     return Dropout::of(dropped, sizes);
   }
 
-  static Tensor forward(AutogradContext* ctx, Tensor in, Tensor w1, Optional bias1, Optional gated, Tensor w2, Optional bias2,
-                        int64_t kind, Dropped dropped) {
+  static variable_list forward(AutogradContext* ctx, Tensor in, Tensor w1, Optional bias1, Optional gated, Tensor w2, Optional bias2,
+                               int64_t kind, Dropped dropped, bool passes) {
     auto b1 = bias1.value_or(Tensor()), gate = gated.value_or(Tensor()), b2 = bias2.value_or(Tensor());
     auto type = in.scalar_type();
     auto narrow = [&](const Tensor& t) { return t.defined() ? t.to(type) : t; };
@@ -363,15 +425,18 @@ struct FeedForward : torch::autograd::Function<FeedForward> {
     keep(ctx, dropped);
     auto sizes = in.sizes().vec();
     sizes.back() = w2.size(0);
-    return out.view(sizes);
+    auto given = out.view(sizes);
+    return passes ? variable_list{given, in} : variable_list{given};
   }
 
-  static variable_list backward(AutogradContext* ctx, variable_list gradients) {
+  // As that of Linears.
+  static variable_list backward(AutogradContext* ctx, variable_list& gradients) {
     auto saved = ctx->get_saved_variables();
     auto &in = saved[0], &w1 = saved[1], &b1 = saved[2], &gate = saved[3], &w2 = saved[4], &b2 = saved[5];
     auto type = in.scalar_type();
     auto narrow = [&](const Tensor& t) { return t.to(type); };
     Activation activation{ctx->saved_data["kind"].toInt(), inner_dropout(kept(ctx), in, w1)};
+    auto d_past = gradients.size() > 1 ? std::move(gradients[1]) : Tensor();
     auto x = rows_of(in), d_out = rows_of(gradients[0]);
     // In the memory of what was kept, and of the gradient of the second product's input: all of it is used up by this pass.
     auto &hidden = saved[6], &d_g = saved[7];
@@ -380,14 +445,14 @@ struct FeedForward : torch::autograd::Function<FeedForward> {
     auto d_w2 = weight_gradient(w2, d_out, hidden);
     auto d_w1 = weight_gradient(w1, d_a, x);
     auto d_b2 = bias_gradient(b2, d_out);
-    auto d_in = d_a.mm(narrow(w1)).view(in.sizes());
+    auto d_in = d_past.defined() ? past_product(std::move(d_past), d_a, narrow(w1)) : d_a.mm(narrow(w1)).view(in.sizes());
     Tensor d_gate;
     if (gate.defined()) {
       d_gate = weight_gradient(gate, d_g, x);
       rows_of(d_in).addmm_(d_g, narrow(gate));
     }
     if (b1.defined()) d_b1 = d_b1.to(b1.scalar_type());
-    return {d_in, d_w1, d_b1, d_gate, d_w2, d_b2, Tensor(), Tensor()};
+    return {d_in, d_w1, d_b1, d_gate, d_w2, d_b2, Tensor(), Tensor(), Tensor()};
   }
 };
 

@@ -328,6 +328,23 @@ __device__ inline float row_sum(float x, float* shared) {
   return shared[0] + shared[1] + shared[2] + shared[3];
 }
 
+// Of two numbers at once.
+__device__ inline void row_sums(float& x, float& y, float* shared) {
+#pragma unroll
+  for (int lane = 16; lane > 0; lane >>= 1) {
+    x += __shfl_xor_sync(0xFFFFFFFFu, x, lane);
+    y += __shfl_xor_sync(0xFFFFFFFFu, y, lane);
+  }
+  __syncthreads();
+  if (threadIdx.x % 32 == 0) {
+    shared[threadIdx.x / 32] = x;
+    shared[4 + threadIdx.x / 32] = y;
+  }
+  __syncthreads();
+  x = shared[0] + shared[1] + shared[2] + shared[3];
+  y = shared[4] + shared[5] + shared[6] + shared[7];
+}
+
 template <typename T, typename S, typename W, int MOST>
 __global__ void add_norm(const T* in, const W* in_bias, const S* residual, const W* weight, const W* bias, S* sum, T* hat,
                          T* out, float* inverse, u64 rows, u32 width, float eps, Dropout d) {
@@ -390,7 +407,7 @@ template <typename T, typename S, typename W, int MOST>
 __global__ void add_norm_backward(const T* d_out, const S* d_more, const T* hat, const float* inverse, const W* weight,
                                   S* d_sum, T* d_in, float* d_columns, u64 rows, u32 width, Dropout d) {
   d = drawn_now(d);
-  __shared__ float shared[4];
+  __shared__ float shared[8];
   float dw[MOST][8], db[MOST][8], di[MOST][8];
 #pragma unroll
   for (int k = 0; k < MOST; k++)
@@ -398,24 +415,27 @@ __global__ void add_norm_backward(const T* d_out, const S* d_more, const T* hat,
     for (int i = 0; i < 8; i++) dw[k][i] = db[k][i] = di[k][i] = 0;
   u32 groups = width / 8;
   for (u64 row = blockIdx.x; row < rows; row += gridDim.x) {
+    Eight<T> dy[MOST], h[MOST];
     float inv = inverse[row], a = 0, b = 0;
 #pragma unroll
     for (int k = 0; k < MOST; k++) {
       u32 g = threadIdx.x + k * blockDim.x;
       if (g >= groups) break;
-      Eight<T> dy = ((const Eight<T>*)d_out)[row * groups + g], h = ((const Eight<T>*)hat)[row * groups + g];
+      dy[k] = ((const Eight<T>*)d_out)[row * groups + g];
+      h[k] = ((const Eight<T>*)hat)[row * groups + g];
       Eight<W> w = ((const Eight<W>*)weight)[g];
 #pragma unroll
       for (int i = 0; i < 8; i++) {
-        float normed = wide(h.v[i]), grad = wide(dy.v[i]);
+        float normed = wide(h[k].v[i]), grad = wide(dy[k].v[i]);
         dw[k][i] += grad * normed;
         db[k][i] += grad;
         a += grad * wide(w.v[i]);
         b += grad * wide(w.v[i]) * normed;
       }
     }
-    a = row_sum(a, shared) / width;
-    b = row_sum(b, shared) / width;
+    row_sums(a, b, shared);
+    a /= width;
+    b /= width;
 #pragma unroll
     for (int k = 0; k < MOST; k++) {
       u32 g = threadIdx.x + k * blockDim.x;
@@ -423,13 +443,13 @@ __global__ void add_norm_backward(const T* d_out, const S* d_more, const T* hat,
       u64 at = row * groups + g;
       float factor[8];
       factors_in_row(d, u32(row), g, factor);
-      Eight<T> dy = ((const Eight<T>*)d_out)[at], h = ((const Eight<T>*)hat)[at], dx;
+      Eight<T> dx;
       Eight<S> ds, more;
       if (d_more) more = ((const Eight<S>*)d_more)[at];
       Eight<W> w = ((const Eight<W>*)weight)[g];
 #pragma unroll
       for (int i = 0; i < 8; i++) {
-        float value = (wide(dy.v[i]) * wide(w.v[i]) - a - wide(h.v[i]) * b) * inv + (d_more ? wide(more.v[i]) : 0);
+        float value = (wide(dy[k].v[i]) * wide(w.v[i]) - a - wide(h[k].v[i]) * b) * inv + (d_more ? wide(more.v[i]) : 0);
         store(ds.v[i], value);
         store(dx.v[i], value * factor[i]);
         di[k][i] += value * factor[i];
@@ -450,6 +470,96 @@ __global__ void add_norm_backward(const T* d_out, const S* d_more, const T* hat,
       to[plane + i] = db[k][i];
       to[2 * plane + i] = di[k][i];
     }
+  }
+}
+
+// --- The norm by the root mean square, without mean and bias ----------------------------------------------------------------------
+// As above: a block of 128 threads takes a row at a time, each thread MOST groups of eight.
+
+template <typename T, typename S, typename W, int MOST>
+__global__ void rms_norm(const S* in, const W* weight, T* out, float* inverse, u64 rows, u32 width, float eps) {
+  __shared__ float shared[4];
+  u32 groups = width / 8;
+  for (u64 row = blockIdx.x; row < rows; row += gridDim.x) {
+    Eight<S> x[MOST];
+    float squares = 0;
+#pragma unroll
+    for (int k = 0; k < MOST; k++) {
+      u32 g = threadIdx.x + k * blockDim.x;
+      if (g >= groups) break;
+      x[k] = ((const Eight<S>*)in)[row * groups + g];
+#pragma unroll
+      for (int i = 0; i < 8; i++) squares += wide(x[k].v[i]) * wide(x[k].v[i]);
+    }
+    float inv = rsqrtf(row_sum(squares, shared) / width + eps);
+#pragma unroll
+    for (int k = 0; k < MOST; k++) {
+      u32 g = threadIdx.x + k * blockDim.x;
+      if (g >= groups) break;
+      Eight<W> w = ((const Eight<W>*)weight)[g];
+      Eight<T> y;
+#pragma unroll
+      for (int i = 0; i < 8; i++) store(y.v[i], wide(x[k].v[i]) * inv * wide(w.v[i]));
+      ((Eight<T>*)out)[row * groups + g] = y;
+    }
+    if (threadIdx.x == 0) inverse[row] = inv;
+  }
+}
+
+// The gradient of `in`, with `d_past` added to it, which may be null or d_in itself. Of the weight the sums over this block's rows, in d_weight
+// [blocks, width], which may be null.
+template <typename T, typename S, typename W, int MOST>
+__global__ void rms_norm_backward(const T* d_out, const S* d_past, const S* in, const float* inverse, const W* weight, S* d_in, float* d_weight,
+                                  u64 rows, u32 width) {
+  __shared__ float shared[4];
+  float dw[MOST][8];
+#pragma unroll
+  for (int k = 0; k < MOST; k++)
+#pragma unroll
+    for (int i = 0; i < 8; i++) dw[k][i] = 0;
+  u32 groups = width / 8;
+  for (u64 row = blockIdx.x; row < rows; row += gridDim.x) {
+    Eight<T> dy[MOST];
+    Eight<S> x[MOST];
+    float inv = inverse[row], mean = 0;
+#pragma unroll
+    for (int k = 0; k < MOST; k++) {
+      u32 g = threadIdx.x + k * blockDim.x;
+      if (g >= groups) break;
+      dy[k] = ((const Eight<T>*)d_out)[row * groups + g];
+      x[k] = ((const Eight<S>*)in)[row * groups + g];
+      Eight<W> w = ((const Eight<W>*)weight)[g];
+#pragma unroll
+      for (int i = 0; i < 8; i++) {
+        float normed = wide(x[k].v[i]) * inv, grad = wide(dy[k].v[i]);
+        dw[k][i] += grad * normed;
+        mean += grad * wide(w.v[i]) * normed;
+      }
+    }
+    mean = row_sum(mean, shared) / width;
+#pragma unroll
+    for (int k = 0; k < MOST; k++) {
+      u32 g = threadIdx.x + k * blockDim.x;
+      if (g >= groups) break;
+      Eight<S> past, dx;
+      if (d_past) past = ((const Eight<S>*)d_past)[row * groups + g];
+      Eight<W> w = ((const Eight<W>*)weight)[g];
+#pragma unroll
+      for (int i = 0; i < 8; i++) {
+        float value = (wide(dy[k].v[i]) * wide(w.v[i]) - wide(x[k].v[i]) * inv * mean) * inv;
+        store(dx.v[i], value + (d_past ? wide(past.v[i]) : 0));
+      }
+      ((Eight<S>*)d_in)[row * groups + g] = dx;
+    }
+  }
+  if (!d_weight) return;
+#pragma unroll
+  for (int k = 0; k < MOST; k++) {
+    u32 g = threadIdx.x + k * blockDim.x;
+    if (g >= groups) break;
+    float* to = d_weight + u64(blockIdx.x) * width + g * 8;
+#pragma unroll
+    for (int i = 0; i < 8; i++) to[i] = dw[k][i];
   }
 }
 

@@ -45,6 +45,8 @@ struct Norm {
 
   Kernel forward() const { return kernel("add_norm"); }
   Kernel backward() const { return kernel("add_norm_backward"); }
+  Kernel rms_forward() const { return kernel("rms_norm"); }
+  Kernel rms_backward() const { return kernel("rms_norm_backward"); }
 
  private:
   static constexpr unsigned THREADS = 128;
@@ -141,7 +143,7 @@ inline std::vector<Kernel> general() {
       for (auto sum : wide) {
         for (int64_t width = 1024; width <= WIDEST_NORM; width += 1024) {
           Norm norm{type, sum, weight, width};
-          for (auto kernel : {norm.forward(), norm.backward()}) all.push_back(kernel);
+          for (auto kernel : {norm.forward(), norm.backward(), norm.rms_forward(), norm.rms_backward()}) all.push_back(kernel);
         }
       }
       for (size_t kind = 0; kind < std::size(ACTIVATIONS); kind++) {

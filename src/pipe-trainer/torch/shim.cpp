@@ -292,12 +292,23 @@ char* pipe_add_norm(Tensor* in, Tensor* in_bias, Tensor* residual, Tensor* weigh
   });
 }
 
-// `count` weights, then as many biases or none; as many results.
-char* pipe_linears(Tensor* in, Tensor** layers, size_t total, size_t count, Tensor** outs) {
+// Null where there is no kernel for it. `type` is that of the result; `past` gets the input.
+char* pipe_rms_norm(Tensor* in, Tensor* weight, int type, double eps, Tensor** out, Tensor** past) {
+  return guarded([&] {
+    *out = nullptr;
+    if (!add_norm_fits(*in, *weight, at::ScalarType(type))) return;
+    auto results = RmsNorm::apply(*in, *weight, int64_t(type), eps);
+    *out = new Tensor(results[0]);
+    *past = new Tensor(results[1]);
+  });
+}
+
+// `count` weights, then as many biases or none; as many results, and one more, the input, where `passes` is set.
+char* pipe_linears(Tensor* in, Tensor** layers, size_t total, size_t count, bool passes, Tensor** outs) {
   return guarded([&] {
     auto all = list(layers, total);
-    auto results = Linears::apply(*in, at::TensorList(all), int64_t(count));
-    for (size_t i = 0; i < count; i++) outs[i] = new Tensor(results[i]);
+    auto results = Linears::apply(*in, at::TensorList(all), int64_t(count), passes);
+    for (size_t i = 0; i < results.size(); i++) outs[i] = new Tensor(results[i]);
   });
 }
 
@@ -305,11 +316,13 @@ char* pipe_linear(Tensor* in, Tensor* weight, Tensor* bias, Tensor** out) {
   return guarded([&] { *out = new Tensor(Linear::apply(*in, *weight, optional(bias))); });
 }
 
-// Of `layers` w1, b1, the gate, w2 and b2; absent ones are null. On a card only.
-char* pipe_feed_forward(Tensor* in, Tensor** layers, int64_t kind, const Dropped* dropped, Tensor** out) {
+// Of `layers` w1, b1, the gate, w2 and b2; absent ones are null. `past`, where it is not null, gets the input. On a card only.
+char* pipe_feed_forward(Tensor* in, Tensor** layers, int64_t kind, const Dropped* dropped, Tensor** out, Tensor** past) {
   return guarded([&] {
     auto* l = layers;
-    *out = new Tensor(FeedForward::apply(*in, *l[0], optional(l[1]), optional(l[2]), *l[3], optional(l[4]), kind, *dropped));
+    auto results = FeedForward::apply(*in, *l[0], optional(l[1]), optional(l[2]), *l[3], optional(l[4]), kind, *dropped, past != nullptr);
+    *out = new Tensor(results[0]);
+    if (past) *past = new Tensor(results[1]);
   });
 }
 

@@ -12,7 +12,7 @@ use tch::{Kind, Tensor};
 use super::attention::{Scores, attend, key_mask, row_multiple};
 use super::classification;
 use super::interface::{Encoder, Model};
-use super::layers::{LayerNorm, Linear, PostNormOutput, merge_heads, split_heads, together};
+use super::layers::{LayerNorm, Linear, PostNormOutput, merge_heads, split_heads, together_and_residual};
 use super::pass::{self, Mode, Pass};
 use super::setup::{Setup, Start};
 use super::weights::{SharedTensor, Weights};
@@ -212,11 +212,11 @@ impl Layer {
 impl pass::Block for Layer {
     /// `inputs` are hidden states and, where there is padding, what hides it.
     fn forward(&self, inputs: &[&Tensor], pass: Pass) -> Result<Tensor, TrainerError> {
-        let (hidden, scores) = (inputs[0], Scores { key_mask: inputs.get(1).copied(), ..Scores::default() });
-        let [q, k, v] = together(hidden, [&self.query, &self.key, &self.value], pass)?;
+        let scores = Scores { key_mask: inputs.get(1).copied(), ..Scores::default() };
+        let ([q, k, v], hidden) = together_and_residual(inputs[0], [&self.query, &self.key, &self.value], pass)?;
         let [q, k, v] = [split_heads(&q, self.heads)?, split_heads(&k, self.heads)?, split_heads(&v, self.heads)?];
         let attended = attend([&q, &k, &v], scores, pass.dropping(self.attention_dropout))?;
-        self.output.forward(&merge_heads(&attended)?, hidden, pass)
+        self.output.forward(&merge_heads(&attended)?, &hidden, pass)
     }
 }
 

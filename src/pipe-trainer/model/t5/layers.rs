@@ -169,7 +169,7 @@ impl Attention {
         scores: Scores<'_>,
         pass: Pass,
     ) -> Result<Tensor, TrainerError> {
-        let normed = self.layer_norm.forward(hidden)?.f_to_kind(pass.compute)?;
+        let (normed, hidden) = self.layer_norm.forward_and_residual(hidden, pass.compute)?;
         let [q, k, v] = match memory {
             None => self.heads_of(&normed, [&self.q, &self.k, &self.v], pass)?,
             Some(memory) => {
@@ -181,7 +181,7 @@ impl Attention {
         let attended = attend([&q, &k, &v], scores, pass)?;
         let (batch, length, _) = hidden.size3()?;
         let merged = attended.f_transpose(1, 2)?.f_reshape([batch, length, self.heads * self.d_kv])?;
-        pass.drop_add(&pass.linear(&merged, &self.o, None)?, hidden)
+        pass.drop_add(&pass.linear(&merged, &self.o, None)?, &hidden)
     }
 
     /// [batch, length, d_model] to [batch, heads, length, d_kv], by each projection. On a card they are one product: so is the gradient of the
@@ -223,8 +223,8 @@ impl FeedForward {
     }
 
     pub(super) fn forward(&self, hidden: &Tensor, pass: Pass) -> Result<Tensor, TrainerError> {
-        let normed = self.layer_norm.forward(hidden)?.f_to_kind(pass.compute)?;
-        pass.drop_add(&self.layers.forward(&normed, pass)?, hidden)
+        let (normed, hidden) = self.layer_norm.forward_and_residual(hidden, pass.compute)?;
+        pass.drop_add(&self.layers.forward(&normed, pass)?, &hidden)
     }
 }
 
