@@ -263,6 +263,35 @@ template <typename T, typename S, typename W> void all_norms(const std::string& 
   rms_norms<T, S, W, 3>(4, 2056, true, types + " rms norm of wide rows");
 }
 
+// --- The cross-entropy of rows of logits --------------------------------------------------------------------------------------------
+
+template <typename T> void cross_entropies(u32 rows, u32 width, const std::string& name) {
+  const long long ignored = -100;
+  auto logits = Array<T>::random(rows * width, 1, 4);
+  Array<long long> labels(rows);
+  Array<float> loss(rows);
+  std::vector<double> want_loss(rows), want(rows * width);
+  for (u32 row = 0; row < rows; row++) {
+    labels.data()[row] = row % 3 == 1 ? ignored : row * 7919 % width;
+    // A row that is high throughout, and one with a single high logit.
+    for (u32 i = 0; i < width && row == 2; i++) store(logits.data()[row * width + i], 300.0f + i % 5);
+    if (row == 3) store(logits.data()[row * width + width - 1], 80.0f);
+    if (labels.data()[row] == ignored) continue;
+    double highest = -1e300, sum = 0;
+    for (u32 i = 0; i < width; i++) highest = std::max(highest, logits.at(row * width + i));
+    for (u32 i = 0; i < width; i++) sum += std::exp(logits.at(row * width + i) - highest);
+    for (u32 i = 0; i < width; i++) {
+      want[row * width + i] = std::exp(logits.at(row * width + i) - highest) / sum - (i == labels.data()[row] ? 1 : 0);
+    }
+    want_loss[row] = std::log(sum) + highest - logits.at(row * width + labels.data()[row]);
+  }
+  for (u32 differentiates : {0u, 1u}) {
+    cpu::launch({rows, 1, 1}, 512, 0, differentiates, [&] { cross_entropy<T>(logits.data(), labels.data(), loss.data(), width, ignored, differentiates); });
+    compare(name, loss, want_loss, 1e-5, 1e-4);
+  }
+  compare(name + ", gradient", logits, want, 1e-6);
+}
+
 // --- Dropout of rows --------------------------------------------------------------------------------------------------------------
 
 template <typename T> void drops(u32 rows, u32 width, const std::string& name) {
@@ -286,6 +315,11 @@ int main() {
   all_norms<BF16, float, float>("bf16 with a sum in fp32");
   all_norms<BF16, BF16, float>("bf16 with weights in fp32");
   all_norms<float, float, float>("fp32");
+  for (u32 width : {8u, 1000u, 9000u}) {
+    cross_entropies<BF16>(7, width, "bf16 cross-entropy of " + std::to_string(width));
+    cross_entropies<F16>(7, width, "f16 cross-entropy of " + std::to_string(width));
+    cross_entropies<float>(7, width, "fp32 cross-entropy of " + std::to_string(width));
+  }
   for (u32 width : {8u, 24u, 13u, 3u}) {
     drops<BF16>(9, width, "bf16 dropout of rows of " + std::to_string(width));
     drops<float>(9, width, "fp32 dropout of rows of " + std::to_string(width));

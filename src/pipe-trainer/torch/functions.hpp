@@ -456,6 +456,24 @@ struct FeedForward : torch::autograd::Function<FeedForward> {
   }
 };
 
+// --- The cross-entropy of rows of logits ----------------------------------------------------------------------------------
+
+inline bool cross_entropy_fits(const Tensor& hidden, int64_t words) {
+  auto type = hidden.scalar_type();
+  return hidden.is_cuda() && words % 8 == 0 && (type == at::kBFloat16 || type == at::kHalf || type == at::kFloat);
+}
+
+// Of each row of logits [rows, words], which become its gradient where `differentiates`.
+inline Tensor cross_entropy(const Tensor& logits, const Tensor& labels, int64_t ignored, bool differentiates) {
+  TORCH_CHECK(cuda::fits(logits), "cross-entropy: logits are not one piece of memory");
+  auto at = labels.contiguous();
+  auto loss = at::empty({logits.size(0)}, logits.options().dtype(at::kFloat));
+  const void* pl = at.data_ptr<int64_t>();
+  cuda::launch(logits.device(), kernels::cross_entropy(cuda::type_of(logits.scalar_type())), logits.size(0), logits.data_ptr(), pl,
+               loss.data_ptr(), uint32_t(logits.size(1)), (long long)(ignored), uint32_t(differentiates));
+  return loss;
+}
+
 // --- From host memory to a card, without waiting for what the card does ----------------------------------------------------
 
 inline Tensor to_card(const Tensor& tensor, c10::Device device) {

@@ -563,6 +563,68 @@ __global__ void rms_norm_backward(const T* d_out, const S* d_past, const S* in, 
   }
 }
 
+// --- The cross-entropy of rows of logits ------------------------------------------------------------------------------------------
+// A block of 512 threads takes a row of `width` logits, a multiple of eight. `loss` gets minus the logarithm of the label's share, 0 where the
+// label is `ignored`. Where `differentiates`, the gradient of that is written over the logits.
+
+template <typename T> __device__ inline float exponential(float x) { return sizeof(T) == 2 ? fast_exp2(LOG2_E * x) : expf(x); }
+
+// Over the 16 warps of a block; every thread gets it.
+template <bool is_maximum> __device__ inline float over_block(float x, float* shared) {
+#pragma unroll
+  for (int lane = 16; lane > 0; lane >>= 1) {
+    float other = __shfl_xor_sync(0xFFFFFFFFu, x, lane);
+    x = is_maximum ? (other > x ? other : x) : x + other;
+  }
+  __syncthreads();
+  if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = x;
+  __syncthreads();
+  x = shared[0];
+#pragma unroll
+  for (int warp = 1; warp < 16; warp++) x = is_maximum ? (shared[warp] > x ? shared[warp] : x) : x + shared[warp];
+  return x;
+}
+
+template <typename T>
+__global__ void cross_entropy(T* logits, const long long* labels, float* loss, u32 width, long long ignored, u32 differentiates) {
+  __shared__ float shared[16];
+  u64 row = blockIdx.x;
+  Eight<T>* x = (Eight<T>*)(logits + row * width);
+  long long label = labels[row];
+  bool counts = label != ignored;
+  u32 groups = width / 8;
+  float at_label = counts ? wide(logits[row * width + u64(label)]) : 0;
+  // The sum of exponentials is kept with the highest logit so far taken out.
+  float highest = -3e38f, sum = 0;
+  for (u32 g = threadIdx.x; g < groups && counts; g += blockDim.x) {
+    Eight<T> y = x[g];
+    float most = wide(y.v[0]);
+#pragma unroll
+    for (int i = 1; i < 8; i++) most = wide(y.v[i]) > most ? wide(y.v[i]) : most;
+    if (most > highest) {
+      sum *= exponential<T>(highest - most);
+      highest = most;
+    }
+#pragma unroll
+    for (int i = 0; i < 8; i++) sum += exponential<T>(wide(y.v[i]) - highest);
+  }
+  float top = over_block<true>(highest, shared);
+  sum = over_block<false>(sum * exponential<T>(highest - top), shared);
+  if (threadIdx.x == 0) loss[row] = counts ? logf(sum) + top - at_label : 0;
+  if (!differentiates) return;
+  float inverse = counts ? 1 / sum : 0;
+  for (u32 g = threadIdx.x; g < groups; g += blockDim.x) {
+    Eight<T> y;
+    if (counts) y = x[g];
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+      float share = counts ? exponential<T>(wide(y.v[i]) - top) * inverse : 0;
+      store(y.v[i], counts && label == (long long)(g * 8 + i) ? share - 1 : share);
+    }
+    x[g] = y;
+  }
+}
+
 // --- AdamW in bf16 with stochastic rounding -------------------------------------------------------------------------------
 // The noise is a hash of the values at hand, their place and the step, so that it needs no generator and a resumed run draws the same.
 // Formula of torch.optim.AdamW; only what is stored is rounded. `adamw_bf16_cpu` in functions.hpp is the same on the CPU.

@@ -124,6 +124,12 @@ struct Attention {
   }
 };
 
+// --- Losses -------------------------------------------------------------------------------------------------------------------
+
+inline Kernel cross_entropy(Type type) {
+  return {"cross_entropy<" + name(type) + ">", 512};
+}
+
 // --- Updates of parameters, and a wait ----------------------------------------------------------------------------------------
 
 inline Kernel adamw_bf16() { return {"adamw_bf16", 256}; }
@@ -137,6 +143,7 @@ inline std::vector<Kernel> general() {
   std::vector<Kernel> all{adamw_bf16(), round_to_bf16(), spin()};
   for (auto type : TYPES) {
     all.push_back(drop_weights(type));
+    all.push_back(cross_entropy(type));
     for (auto out : TYPES) all.push_back(drop_add(type, out));
     auto wide = type == Type::f32 ? std::vector<Type>{type} : std::vector<Type>{type, Type::f32};
     for (auto weight : wide) {

@@ -134,25 +134,37 @@ struct LinearCrossEntropy : torch::autograd::Function<LinearCrossEntropy> {
       auto end = std::min(start + rows, hidden.size(0));
       auto h = hidden.slice(0, start, end);
       auto label = labels.slice(0, start, end);
-      auto kept = label.ne(ignored);
-      auto at_label = label.masked_fill(kept.logical_not(), 0).unsqueeze(1);
       auto logits = at::linear(h, weight);
-      auto log_p = at::_log_softmax(logits.to(at::kFloat), 1, false);
-      logits.reset();
-      auto factor = kept.to(at::kFloat).unsqueeze(1);
-      total.sub_(log_p.gather(1, at_label).mul_(factor).sum());
+      Tensor d_logits;
+      if (cross_entropy_fits(hidden, weight.size(0))) {
+        total.add_(cross_entropy(logits, label, ignored, differentiate).sum());
+        d_logits = logits;
+      } else {
+        d_logits = add_loss(total, std::move(logits), label, ignored, differentiate);
+      }
       if (differentiate) {
-        auto d_logits = log_p.exp_();
-        d_logits.scatter_add_(1, at_label, at::full_like(at_label, -1, log_p.options()));
-        d_logits.mul_(factor);
-        auto cast = d_logits.to(hidden.scalar_type());
         auto into = d_hidden.slice(0, start, end);
-        at::mm_out(into, cast, weight);
-        if (trains_head) d_weight.addmm_(cast.t(), h);
+        at::mm_out(into, d_logits, weight);
+        if (trains_head) d_weight.addmm_(d_logits.t(), h);
       }
     }
     ctx->save_for_backward({d_hidden, d_weight});
     return total;
+  }
+
+  // Where there is no kernel for it. Gives the gradient of the logits.
+  static Tensor add_loss(Tensor& total, Tensor logits, const Tensor& label, int64_t ignored, bool differentiate) {
+    auto type = logits.scalar_type();
+    auto kept = label.ne(ignored);
+    auto at_label = label.masked_fill(kept.logical_not(), 0).unsqueeze(1);
+    auto log_p = at::_log_softmax(logits.to(at::kFloat), 1, false);
+    logits.reset();
+    auto factor = kept.to(at::kFloat).unsqueeze(1);
+    total.sub_(log_p.gather(1, at_label).mul_(factor).sum());
+    if (!differentiate) return Tensor();
+    auto d_logits = log_p.exp_();
+    d_logits.scatter_add_(1, at_label, at::full_like(at_label, -1, log_p.options()));
+    return d_logits.mul_(factor).to(type);
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list gradients) {
