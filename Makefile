@@ -3,7 +3,7 @@ CARGO ?= cargo
 PIPE = target/debug/pipe
 TRAINER = target/debug/pipe-trainer
 
-.PHONY: build release demo demo-gpu test test-all test-packages test-programs test-docs test-storm test-kernels test-transformers storm install dist lint bench bench-gpu e2e strangers libtorch minilm mlflow wandb optuna optuna4 python clean
+.PHONY: build release demo demo-gpu test test-all test-packages test-programs test-docs test-storm test-kernels test-transformers storm install dist lint bench bench-gpu e2e strangers libtorch minilm mlflow wandb nvrtc optuna optuna4 python clean
 
 # Compiled fast, for the demo and the tests: the profile `dev` of Cargo.toml, in target/debug.
 build: libtorch
@@ -31,6 +31,12 @@ mlflow:
 wandb:
 	-tests/fetch-packages tests/wandb.txt target/wandb "wandb (26 MB, once)"
 
+# The compiler of the kernels, in the version of docker/libtorch-cuda.txt, from PyPI by name and hash, once. Where it cannot be fetched the
+# kernels are compiled for no card.
+nvrtc:
+	-mkdir -p target && grep '^nvidia-cuda-nvrtc=' docker/libtorch-cuda.txt > target/nvrtc.txt && \
+	  tests/fetch-packages target/nvrtc.txt target/nvrtc "NVRTC (90 MB, once)"
+
 # Optuna 5 with its dashboard, and Optuna 4 for the same other packages, from PyPI by name, once. Tests that need them are skipped where
 # they cannot be fetched.
 optuna:
@@ -57,13 +63,14 @@ data/demo/train.jsonl: | build
 	$(TRAINER) data recipes --rows 2000 --seed 7 --out data/demo
 
 # The tests, the Docker ones included where a daemon answers (PIPE_REQUIRE_DOCKER=1: they must), some of them on Podman and Docker 26
-# where tests/engines/daemon has installed them, the commands of the docs, a few storms, and the attention kernels on the CPU. What the
-# tests need is fetched while they are compiled.
+# where tests/engines/daemon has installed them, the commands of the docs, a few storms, the attention kernels on the CPU, and each kernel
+# compiled for some kind of card. What the tests need is fetched while they are compiled.
 test: libtorch
 	$(MAKE) --jobs 2 test-packages test-programs
 	CARGO="$(CARGO)" tests/run-suites
 
-# The thorough tests as well: every case on both engines, many kills, more cuts of a step, Optuna 4, programs in Python.
+# The thorough tests as well: every case on both engines, many kills, more cuts of a step, every kernel for every kind of card, Optuna 4,
+# programs in Python.
 test-all: libtorch
 	$(MAKE) --jobs 4 test-packages optuna4 python test-programs
 	PIPE_TEST_ALL=1 CARGO="$(CARGO)" tests/run-suites
@@ -75,7 +82,7 @@ strangers: build
 	tests/fetch-packages tests/strangers.txt target/strangers "data of scikit-learn and vega_datasets, writers of Excel and Parquet (90 MB, once)"
 	PYTHONPATH=target/strangers python3 tests/strangers.py --bin target/debug
 
-test-packages: minilm mlflow wandb optuna
+test-packages: minilm mlflow wandb nvrtc optuna
 
 # Without the jobs of make: cargo counts processors itself.
 test-programs: libtorch
@@ -88,8 +95,9 @@ test-docs: build
 test-storm: build
 	python3 tests/storm.py --bin target/debug --short
 
-test-kernels:
+test-kernels: nvrtc
 	tests/cuda_on_cpu/run.sh
+	tests/cuda_on_cpu/nvrtc.sh
 
 # Exported models in the real transformers, which compute the same logits: before each release. torch and transformers come from
 # PyPI by name, once; `make test` skips these tests where they are not there.

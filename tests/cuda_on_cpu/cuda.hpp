@@ -21,6 +21,8 @@ inline float __uint_as_float(unsigned bits) { float out; memcpy(&out, &bits, 4);
 inline unsigned __float_as_uint(float x) { unsigned out; memcpy(&out, &x, 4); return out; }
 inline unsigned __umulhi(unsigned a, unsigned b) { return unsigned((uint64_t(a) * b) >> 32); }
 inline float rsqrtf(float x) { return 1 / std::sqrt(x); }
+inline float fast_exp2(float x) { return std::exp2(x); }
+inline float fast_reciprocal(float x) { return 1 / x; }
 
 inline unsigned __byte_perm(unsigned x, unsigned y, unsigned selector) {
   uint64_t bytes = uint64_t(y) << 32 | x;

@@ -97,5 +97,4 @@ template <int N> void wait_for_copies() {
   }
 }
 
-inline float fast_exp2(float x) { return std::exp2(x); }
 inline float fast_log2(float x) { return std::log2(x); }

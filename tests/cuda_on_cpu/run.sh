@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
-# Runs the attention kernels on a CPU and compares them with fp64: no card, no CUDA. Needs g++ 12 or newer on x86-64; about 40 s.
+# Runs the kernels on a CPU and compares them with fp64: no card, no CUDA. Needs g++ 12 or newer on x86-64; about a minute.
 # usage: tests/cuda_on_cpu/run.sh
 set -euo pipefail
 here=$(dirname "$(realpath "$0")")
 work=$(mktemp -d); trap 'rm -rf "$work"' EXIT
-${CXX:-g++} -std=c++20 -O2 -march=native -Wall -Wno-unknown-pragmas -Wno-unused -o "$work/attention" "$here/attention.cpp"
+compile() { ${CXX:-g++} -std=c++20 "$1" -march=native -Wall -Wno-unknown-pragmas -Wno-unused -o "$work/$2" "$here/$2.cpp"; }
 parts=2; status=0; jobs=()
+(compile -O1 layers && "$work/layers") > "$work/layers.out" 2>&1 & jobs+=($!)
+compile -O2 attention
 for ((part = 0; part < parts; part++)); do
   "$work/attention" $part $parts > "$work/$part.out" 2>&1 & jobs+=($!)
 done

@@ -138,6 +138,16 @@ impl RmsNorm {
     pub fn forward(&self, hidden: &Tensor) -> Result<Tensor, TrainerError> {
         Ok(hidden.f_rms_norm(self.weight.size(), Some(&*self.weight), self.epsilon)?)
     }
+
+    /// In `kind`, and `hidden` as a residual, whose gradient costs nothing of its own on a card.
+    pub fn forward_and_residual(&self, hidden: &Tensor, kind: Kind) -> Result<(Tensor, Tensor), TrainerError> {
+        if hidden.device().is_cuda()
+            && let Some(both) = torch::rms_norm(hidden, &self.weight, kind, self.epsilon)?
+        {
+            return Ok(both);
+        }
+        Ok((self.forward(hidden)?.f_to_kind(kind)?, hidden.shallow_clone()))
+    }
 }
 
 /// The product of a layer before its bias is added, so that the next operation can add it.
@@ -161,6 +171,17 @@ pub fn together<const N: usize>(input: &Tensor, layers: [&Linear; N], pass: Pass
     Ok(torch::linears(&input.f_to_kind(pass.compute)?, layers.map(|layer| &*layer.weight), biases.try_into().ok())?)
 }
 
+/// Three of them, and their input as a residual, whose gradient costs nothing of its own.
+pub fn together_and_residual(
+    input: &Tensor,
+    layers: [&Linear; 3],
+    pass: Pass,
+) -> Result<([Tensor; 3], Tensor), TrainerError> {
+    let biases: Vec<&Tensor> = layers.iter().filter_map(|layer| layer.bias.as_deref()).collect();
+    let weights = layers.map(|layer| &*layer.weight);
+    Ok(torch::linears_and_residual(&input.f_to_kind(pass.compute)?, weights, biases.try_into().ok())?)
+}
+
 /// Two layers with an activation between them.
 pub struct FeedForward {
     pub first: Linear,
@@ -178,22 +199,17 @@ impl FeedForward {
         self.compute(input, self.second.bias.as_deref(), pass)
     }
 
-    /// The same with the second bias still to be added.
-    pub fn product(&self, input: &Tensor, pass: Pass) -> Result<Product<'_>, TrainerError> {
-        Ok(Product { output: self.compute(input, None, pass)?, bias: self.second.bias.as_deref() })
+    /// The same with the second bias still to be added, and the input as a residual.
+    fn product_and_residual(&self, input: &Tensor, pass: Pass) -> Result<(Product<'_>, Tensor), TrainerError> {
+        let (output, residual) = match self.fused(None, input, pass) {
+            Some(fused) => fused.forward_and_residual(input)?,
+            None => (self.compute(input, None, pass)?, input.shallow_clone()),
+        };
+        Ok((Product { output, bias: self.second.bias.as_deref() }, residual))
     }
 
     fn compute(&self, input: &Tensor, second_bias: Option<&Tensor>, pass: Pass) -> Result<Tensor, TrainerError> {
-        if input.device().is_cuda() && is_fused(self.activation) {
-            let fused = torch::FeedForward {
-                first: &self.first.weight,
-                first_bias: self.first.bias.as_deref(),
-                gate: self.gate.as_deref(),
-                second: &self.second.weight,
-                second_bias,
-                activation: self.activation as i64,
-                dropped: if self.drops { pass.dropped() } else { Dropped::NOTHING },
-            };
+        if let Some(fused) = self.fused(second_bias, input, pass) {
             return Ok(fused.forward(input)?);
         }
         let mut inner = activate(self.activation, &self.first.forward(input, pass)?)?;
@@ -202,6 +218,25 @@ impl FeedForward {
         }
         let inner = if self.drops { pass.drop_out(&inner)? } else { inner };
         pass.linear(&inner, &self.second.weight, second_bias)
+    }
+
+    /// Where there are kernels for it.
+    fn fused<'a>(
+        &'a self,
+        second_bias: Option<&'a Tensor>,
+        input: &Tensor,
+        pass: Pass,
+    ) -> Option<torch::FeedForward<'a>> {
+        let inner = self.first.weight.size()[0];
+        (input.device().is_cuda() && is_fused(self.activation) && inner % 8 == 0).then(|| torch::FeedForward {
+            first: &self.first.weight,
+            first_bias: self.first.bias.as_deref(),
+            gate: self.gate.as_deref(),
+            second: &self.second.weight,
+            second_bias,
+            activation: self.activation as i64,
+            dropped: if self.drops { pass.dropped() } else { Dropped::NOTHING },
+        })
     }
 }
 
@@ -231,7 +266,8 @@ impl PostNormOutput {
     pub fn forward(&self, attended: &Tensor, hidden: &Tensor, pass: Pass) -> Result<Tensor, TrainerError> {
         let attended = self.attention_output.product(attended, pass)?;
         let hidden = self.attention_norm.after(&attended, hidden, pass)?;
-        self.norm.after(&self.feed_forward.product(&hidden, pass)?, &hidden, pass)
+        let (product, hidden) = self.feed_forward.product_and_residual(&hidden, pass)?;
+        self.norm.after(&product, &hidden, pass)
     }
 }
 

@@ -12,7 +12,6 @@
 typedef long long i64;
 
 const int WARPS = 4, THREADS = 32 * WARPS;
-#define LOG2_E 1.4426950408889634f
 #define LN_2 0.6931471805599453f
 #define INFINITE __uint_as_float(0x7F800000u)
 
@@ -69,11 +68,6 @@ __device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" :
 // Until at most N of the groups that this thread committed are under way.
 template <int N> __device__ inline void wait_for_copies() { asm volatile("cp.async.wait_group %0;" :: "n"(N) : "memory"); }
 
-__device__ inline float fast_exp2(float x) {
-  float out;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(out) : "f"(x));
-  return out;
-}
 __device__ inline float fast_log2(float x) {
   float out;
   asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(out) : "f"(x));

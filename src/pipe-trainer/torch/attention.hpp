@@ -61,7 +61,7 @@ struct Packing {
   }
 };
 
-// --- Kernels for a shape, with their grids and shared memory --------------------------------------------------------------------
+// --- Kernels for a shape, with their grids ---------------------------------------------------------------------------------------
 
 inline int64_t blocks(int64_t count, int64_t size) {
   return (count + size - 1) / size;
@@ -69,33 +69,18 @@ inline int64_t blocks(int64_t count, int64_t size) {
 
 struct Kernels {
   // A tile has as many rows as a block takes queries.
-  static constexpr int64_t THREADS = 128, QUERIES = 128, ROWS = 8;
+  static constexpr int64_t THREADS = kernels::Attention::THREADS, QUERIES = kernels::Attention::QUERIES, ROWS = 8;
 
   Kernels(const Arguments& a, int64_t key_tiles, at::Device device, at::ScalarType type)
-      : a(a), key_tiles(key_tiles), device(device), type(cuda::type_name(type)) {
-    padded = (a.width + 31) / 32 * 32;
-    pitch = 2 * (padded + 8);
-    auto flag = [](bool on) { return on ? "true" : "false"; };
-    variant = "<" + this->type + ", " + std::to_string(padded) + ", " + flag(a.bias) + ", " + flag(a.dropout.threshold) + ">";
-  }
+      : a(a), key_tiles(key_tiles), device(device), of{cuda::type_of(type), a.width, a.bias != nullptr, a.dropout.threshold != 0} {}
 
-  void forward() const {
-    int64_t keys = padded <= 64 ? 64 : 32;
-    int64_t shared = 4 * keys * pitch + (padded <= 64 ? 0 : QUERIES * pitch) + 2 * (QUERIES + keys) * 4;
-    launch("attention_forward" + variant, query_blocks(), shared);
-  }
+  void forward() const { launch(of.forward(), query_blocks()); }
 
   void backward() const {
-    launch("attention_backward_rows<" + type + ">", blocks(a.queries, ROWS), 0);
-    int64_t keys = padded <= 64 ? 128 : 64;
-    int64_t of_keys = 2 * keys * pitch + 2 * (2 * 32 * pitch + 2 * 32 * 4) + 2 * (32 + keys) * 4;
-    launch("attention_backward_keys" + variant, a.k_tiles ? key_tiles * (QUERIES / keys) : blocks(a.keys, keys), of_keys);
-    int64_t of_queries = 2 * QUERIES * pitch + (padded <= 96 ? 4 : 2) * 32 * pitch;
-    if (a.bias) of_queries += (2 * (QUERIES + 32) + 4 * 8 * 72 + 4 * 2 * 32) * 4;
-    launch("attention_backward_queries" + variant, query_blocks(), of_queries);
-    if (a.bias) {
-      cuda::launch_grid(device, "attention_bias_sum", {blocks(a.distances, THREADS), a.heads, 1}, THREADS, 0, a);
-    }
+    launch(of.rows(), blocks(a.queries, ROWS));
+    launch(of.of_keys(), a.k_tiles ? key_tiles * (QUERIES / of.keys()) : blocks(a.keys, of.keys()));
+    launch(of.of_queries(), query_blocks());
+    if (a.bias) cuda::launch_grid(device, of.bias_sum(), {blocks(a.distances, THREADS), a.heads, 1}, a);
   }
 
   // Of d_bias_blocks: [batch, heads, blocks of queries, positions], packed [heads, sums]. That is about 1/64 of all scores in bf16.
@@ -111,15 +96,14 @@ struct Kernels {
 
   int64_t query_blocks() const { return a.q_tiles ? a.tiles : blocks(a.queries, QUERIES); }
 
-  void launch(const std::string& name, int64_t x, int64_t shared) const {
-    cuda::launch_grid(device, name, {x, a.heads, a.q_tiles ? 1 : a.batch}, THREADS, unsigned(shared), a);
+  void launch(const kernels::Kernel& kernel, int64_t x) const {
+    cuda::launch_grid(device, kernel, {x, a.heads, a.q_tiles ? 1 : a.batch}, a);
   }
 
   const Arguments& a;
   int64_t key_tiles;
   at::Device device;
-  std::string type, variant;
-  int64_t padded, pitch;
+  kernels::Attention of;
 };
 
 // Whether kernels can read rows in pieces of 16 bytes.
@@ -131,6 +115,19 @@ inline bool fits(const Tensor& t) {
 
 inline Tensor fitting(const Tensor& t) {
   return fits(t) ? t : t.clone(at::MemoryFormat::Contiguous);
+}
+
+// [batch, length, heads, width] in memory. Where some of them are slices of one tensor so are their gradients, one beside the other: a product that
+// gave them all takes them back as they are.
+inline std::vector<Tensor> gradients_like(at::ArrayRef<Tensor> all) {
+  std::vector<Tensor> made;
+  for (size_t first = 0, end; first < all.size(); first = end) {
+    const auto& t = all[first];
+    for (end = first + 1; end < all.size() && all[end].is_alias_of(t) && all[end].sizes() == t.sizes();) end++;
+    auto room = at::empty({t.size(0), t.size(2), int64_t(end - first), t.size(1), t.size(3)}, t.options());
+    for (size_t i = first; i < end; i++) made.push_back(room.select(2, int64_t(i - first)).transpose(1, 2));
+  }
+  return made;
 }
 
 inline Arguments arguments(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& bias, const Tensor& lengths, const Packing& packing,
@@ -172,14 +169,14 @@ inline Arguments arguments(const Tensor& q, const Tensor& k, const Tensor& v, co
 // Where samples are packed the batch is 1, offsets say where each sample begins, and the bias is [heads, 2 * longest - 1], at
 // key - query + longest - 1.
 struct Attention : torch::autograd::Function<Attention> {
-  static bool has(c10::Device device) { return cuda::capability(device) >= 80; }
+  static bool has(c10::Device device) { return cuda::capability(device) >= kernels::ATTENTION_SINCE; }
 
   // Whether there is a kernel for such tensors.
   static bool fits(const Tensor& q, const Tensor& k, const Tensor& v) {
     auto type = q.scalar_type();
     auto width = q.size(-1);
     return q.is_cuda() && q.dim() == 4 && (type == at::kBFloat16 || type == at::kHalf) && k.scalar_type() == type &&
-           v.scalar_type() == type && k.sizes() == v.sizes() && k.size(-1) == width && width % 8 == 0 && width <= 128 &&
+           v.scalar_type() == type && k.sizes() == v.sizes() && k.size(-1) == width && width % 8 == 0 && width <= kernels::WIDEST_HEAD &&
            q.size(0) <= 65535 && q.size(1) <= 65535 && q.numel() > 0 && k.numel() > 0 && has(q.device());
   }
 
@@ -225,9 +222,9 @@ struct Attention : torch::autograd::Function<Attention> {
     attention::Packing packing{saved[7], saved[8], saved[9], saved[10]};
     auto a = attention::arguments(q, k, v, bias, lengths, packing, ctx->saved_data["is_causal"].toBool(), ctx->saved_data["scale"].toDouble(), kept(ctx));
     auto d_o = attention::fitting(gradients[0].to(q.scalar_type()).transpose(1, 2));
-    // [batch, length, heads, width] in memory.
-    auto like = [](const Tensor& t) { return at::empty({t.size(0), t.size(2), t.size(1), t.size(3)}, t.options()).transpose(1, 2); };
-    auto d_q = like(q), d_k = like(k), d_v = like(v), rows = at::empty({lse.numel(), 2}, lse.options());
+    auto made = attention::gradients_like({q, k, v});
+    auto &d_q = made[0], &d_k = made[1], &d_v = made[2];
+    auto rows = at::empty({lse.numel(), 2}, lse.options());
     a.o = attention::View(o.transpose(1, 2));
     a.d_o = attention::View(d_o);
     a.d_q = attention::View(d_q);

@@ -15,6 +15,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/torch.h>
 
+#include "kernels.hpp"
 #include "library.hpp"
 
 namespace cuda {
@@ -146,33 +147,30 @@ struct Grid {
   int64_t x, y, z;
 };
 
-// On `device` and the stream that libtorch uses there on this thread. `shared` is in bytes; the types of the arguments
-// must be the kernel's own.
+// On `device` and the stream that libtorch uses there on this thread. The types of the arguments must be the kernel's own.
 template <typename... Arguments>
-void launch_grid(c10::Device device, const std::string& expression, Grid grid, unsigned threads, unsigned shared,
-                 Arguments... arguments) {
+void launch_grid(c10::Device device, const kernels::Kernel& of, Grid grid, Arguments... arguments) {
   c10::DeviceGuard guard(device);
   void* all[] = {&arguments...};
-  auto* function = kernel(device.index(), expression);
+  auto* function = kernel(device.index(), of.name);
   auto* stream = c10::impl::VirtualGuardImpl(device.type()).getStream(device).native_handle();
   const auto& f = functions();
   // A block gets more than this only where it is asked for: CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES.
-  if (shared > 48 * 1024) check(f.set(function, 8, int(shared)), "cuFuncSetAttribute");
-  check(f.launch(function, unsigned(grid.x), unsigned(grid.y), unsigned(grid.z), threads, 1, 1, shared, stream, all, nullptr),
-        expression.c_str());
+  if (of.shared > 48 * 1024) check(f.set(function, 8, int(of.shared)), "cuFuncSetAttribute");
+  check(f.launch(function, unsigned(grid.x), unsigned(grid.y), unsigned(grid.z), of.threads, 1, 1, of.shared, stream, all, nullptr),
+        of.name.c_str());
 }
 
 template <typename... Arguments>
-void launch(c10::Device device, const std::string& expression, int64_t blocks, unsigned threads, Arguments... arguments) {
-  launch_grid(device, expression, {blocks, 1, 1}, threads, 0, arguments...);
+void launch(c10::Device device, const kernels::Kernel& of, int64_t blocks, Arguments... arguments) {
+  launch_grid(device, of, {blocks, 1, 1}, arguments...);
 }
 
-// As in kernels.cu.
-inline const char* type_name(at::ScalarType type) {
+inline kernels::Type type_of(at::ScalarType type) {
   switch (type) {
-    case at::kBFloat16: return "BF16";
-    case at::kHalf: return "F16";
-    case at::kFloat: return "float";
+    case at::kBFloat16: return kernels::Type::bf16;
+    case at::kHalf: return kernels::Type::f16;
+    case at::kFloat: return kernels::Type::f32;
     default: TORCH_CHECK(false, "no kernels for ", type);
   }
 }

@@ -27,6 +27,11 @@ inline Dropped kept(AutogradContext* ctx) {
           uint64_t(number("tokens"))};
 }
 
+// Whether nobody else has its memory.
+inline bool is_alone(const Tensor& t) {
+  return t.use_count() == 1 && t.storage().use_count() == 1;
+}
+
 // --- residual + dropped in ------------------------------------------------------------------------------------------------
 
 inline Tensor drop_add(const Tensor& in, const Tensor& residual, at::ScalarType out_type, const Dropped& dropped) {
@@ -38,10 +43,9 @@ inline Tensor drop_add(const Tensor& in, const Tensor& residual, at::ScalarType 
   auto x = cuda::fitting(in);
   auto r = residual.defined() ? cuda::fitting(residual) : Tensor();
   auto out = at::empty(x.sizes(), x.options().dtype(out_type));
-  auto type = [](at::ScalarType t) { return std::string(cuda::type_name(t)); };
-  auto name = "drop_add<" + type(x.scalar_type()) + ", " + type(out_type) + ", " + type(out_type) + ">";
+  auto kernel = kernels::drop_add(cuda::type_of(x.scalar_type()), cuda::type_of(out_type));
   const void *px = x.data_ptr(), *pr = r.defined() ? r.data_ptr() : nullptr;
-  cuda::launch(x.device(), name, cuda::blocks_for(x.numel(), 256), 256, px, pr, out.data_ptr(), uint64_t(x.numel()), dropout);
+  cuda::launch(x.device(), kernel, cuda::blocks_for(x.numel(), kernel.threads), px, pr, out.data_ptr(), uint64_t(x.numel()), dropout);
   return out;
 }
 
@@ -73,10 +77,9 @@ inline Tensor drop_weights(const Tensor& in, const Dropped& dropped) {
   auto x = in.contiguous(), out = at::empty_like(x);
   uint32_t heads = x.size(1), queries = x.size(2), keys = x.size(3);
   auto tiles = uint64_t(x.size(0)) * heads * ((queries + 15) / 16) * ((keys + 15) / 16);
-  auto name = "drop_weights<" + std::string(cuda::type_name(x.scalar_type())) + ">";
   const void* px = x.data_ptr();
   auto blocks = std::max<int64_t>(1, std::min<int64_t>((tiles + 7) / 8, 16384));
-  cuda::launch(x.device(), name, blocks, 256, px, out.data_ptr(), heads, queries, keys, tiles, dropout);
+  cuda::launch(x.device(), kernels::drop_weights(cuda::type_of(x.scalar_type())), blocks, px, out.data_ptr(), heads, queries, keys, tiles, dropout);
   return out;
 }
 
@@ -86,15 +89,13 @@ inline Tensor drop_weights(const Tensor& in, const Dropped& dropped) {
 inline bool add_norm_fits(const Tensor& residual, const Tensor& weight, at::ScalarType out) {
   auto width = residual.size(-1);
   auto kind = weight.scalar_type(), sum = residual.scalar_type();
-  return residual.is_cuda() && width % 8 == 0 && width <= 4096 && (sum == out || sum == at::kFloat) &&
+  return residual.is_cuda() && width % 8 == 0 && width <= kernels::WIDEST_NORM && (sum == out || sum == at::kFloat) &&
          (kind == out || kind == at::kFloat);
 }
 
 struct AddNorm : torch::autograd::Function<AddNorm> {
-  static std::string name(const char* kernel, at::ScalarType out, at::ScalarType sum, const Tensor& weight) {
-    auto type = [](at::ScalarType t) { return std::string(cuda::type_name(t)); };
-    auto groups = std::to_string((weight.numel() / 8 + 127) / 128);
-    return std::string(kernel) + "<" + type(out) + ", " + type(sum) + ", " + type(weight.scalar_type()) + ", " + groups + ">";
+  static kernels::Norm kernel(at::ScalarType out, at::ScalarType sum, const Tensor& weight) {
+    return {cuda::type_of(out), cuda::type_of(sum), cuda::type_of(weight.scalar_type()), weight.numel()};
   }
 
   static void* pointer(const Tensor& t) { return t.defined() ? t.data_ptr() : nullptr; }
@@ -109,7 +110,7 @@ struct AddNorm : torch::autograd::Function<AddNorm> {
     auto sum = keeps ? at::empty_like(residual) : Tensor();
     auto out = at::empty(residual.sizes(), residual.options().dtype(kind)), hat = at::empty_like(out);
     auto inverse = at::empty({int64_t(rows)}, residual.options().dtype(at::kFloat));
-    cuda::launch(residual.device(), name("add_norm", kind, residual.scalar_type(), weight), std::min<int64_t>(rows, 65536), 128, pointer(in),
+    cuda::launch(residual.device(), kernel(kind, residual.scalar_type(), weight).forward(), std::min<int64_t>(rows, 65536), pointer(in),
                  pointer(in_bias), pointer(residual), pointer(weight), pointer(bias), pointer(sum), pointer(hat), pointer(out),
                  pointer(inverse), rows, width, float(eps), Dropout::of(dropped, residual.sizes()));
     ctx->save_for_backward({hat, inverse, weight});
@@ -136,7 +137,7 @@ struct AddNorm : torch::autograd::Function<AddNorm> {
     bool same = dropout.threshold == 0 && kind == type;
     auto d_in = adds && !same ? at::empty_like(d_out) : Tensor();
     auto columns = at::empty({3, blocks, int64_t(width)}, inverse.options());
-    cuda::launch(hat.device(), name("add_norm_backward", kind, type, weight), blocks, 128, pointer(d_out), pointer(more), pointer(hat),
+    cuda::launch(hat.device(), kernel(kind, type, weight).backward(), blocks, pointer(d_out), pointer(more), pointer(hat),
                  pointer(inverse), pointer(weight), pointer(d_sum), pointer(d_in), pointer(columns), rows, width, dropout);
     auto totals = columns.sum(1).to(weight.scalar_type());
     return {adds ? (same ? d_sum : d_in) : Tensor(), biased ? totals[2] : Tensor(), d_sum, totals[0], totals[1],
@@ -144,12 +145,104 @@ struct AddNorm : torch::autograd::Function<AddNorm> {
   }
 };
 
-// --- x w^T + b where the weights are wider than what is computed in ----------------------------------------------------
-// The narrow copy of the weights is made again for the backward pass instead of being kept.
+// --- The norm by the root mean square ------------------------------------------------------------------------------------
+// Gives the norm in `type`, and what came in, as a residual: whatever its gradient is, the kernel adds it.
+
+struct RmsNorm : torch::autograd::Function<RmsNorm> {
+  static variable_list forward(AutogradContext* ctx, Tensor in, Tensor weight, int64_t type, double eps) {
+    auto kind = at::ScalarType(type);
+    auto x = cuda::fitting(in);
+    uint32_t width = x.size(-1);
+    uint64_t rows = x.numel() / width;
+    auto out = at::empty(x.sizes(), x.options().dtype(kind));
+    auto inverse = at::empty({int64_t(rows)}, x.options().dtype(at::kFloat));
+    cuda::launch(x.device(), AddNorm::kernel(kind, x.scalar_type(), weight).rms_forward(), std::min<int64_t>(rows, 65536), x.data_ptr(),
+                 weight.data_ptr(), out.data_ptr(), inverse.data_ptr(), rows, width, float(eps));
+    ctx->save_for_backward({x, weight, inverse});
+    ctx->saved_data["type"] = type;
+    ctx->set_materialize_grads(false);
+    return {out, in};
+  }
+
+  // As that of Linears.
+  static variable_list backward(AutogradContext* ctx, variable_list& gradients) {
+    auto saved = ctx->get_saved_variables();
+    auto &in = saved[0], &weight = saved[1], &inverse = saved[2];
+    auto d_past = std::move(gradients[1]);
+    if (!gradients[0].defined()) return {d_past, Tensor(), Tensor(), Tensor()};
+    auto kind = at::ScalarType(ctx->saved_data["type"].toInt());
+    auto d_out = cuda::fitting(gradients[0]);
+    bool is_own = d_past.defined() && is_alone(d_past) && cuda::fits(d_past);
+    if (d_past.defined() && !is_own) d_past = cuda::fitting(d_past);
+    uint32_t width = in.size(-1);
+    uint64_t rows = in.numel() / width;
+    int64_t blocks = std::min<int64_t>(rows, 792);
+    auto d_in = is_own ? d_past : at::empty_like(in);
+    auto sums = weight.requires_grad() ? at::empty({blocks, int64_t(width)}, inverse.options()) : Tensor();
+    cuda::launch(in.device(), AddNorm::kernel(kind, in.scalar_type(), weight).rms_backward(), blocks, d_out.data_ptr(), AddNorm::pointer(d_past),
+                 in.data_ptr(), inverse.data_ptr(), weight.data_ptr(), d_in.data_ptr(), AddNorm::pointer(sums), rows, width);
+    return {d_in, sums.defined() ? sums.sum(0).to(weight.scalar_type()) : Tensor(), Tensor(), Tensor()};
+  }
+};
+
+// --- Gradients of weights -------------------------------------------------------------------------------------------------
+// They are as wide as the weights: what a product of narrow numbers was added up to is not rounded to the narrow kind first.
 
 inline Tensor rows_of(const Tensor& t) {
   return t.reshape({-1, t.size(-1)});
 }
+
+// a b in `type`.
+inline Tensor product_as(const Tensor& a, const Tensor& b, at::ScalarType type) {
+  if (a.scalar_type() == type) return a.mm(b);
+  if (a.is_cuda() && type == at::kFloat) return at::mm(a, b, type);
+  return a.mm(b).to(type);
+}
+
+inline void add_product(Tensor& sum, const Tensor& a, const Tensor& b) {
+  if (a.scalar_type() == sum.scalar_type()) {
+    sum.addmm_(a, b);
+  } else if (a.is_cuda() && sum.scalar_type() == at::kFloat) {
+    at::addmm_out(sum, sum, a, b, sum.scalar_type());
+  } else {
+    sum.add_(a.mm(b));
+  }
+}
+
+// Whether a backward pass adds to a gradient that is there, which it may do in place.
+inline bool has_gradient(const Tensor& parameter) {
+  if (!parameter.is_leaf() || at::GradMode::is_enabled()) return false;
+  const auto& gradient = parameter.grad();
+  return gradient.defined() && gradient.is_contiguous() && gradient.scalar_type() == parameter.scalar_type() &&
+         gradient.sizes() == parameter.sizes();
+}
+
+// The gradient of a weight, d_out^T in. Where the weight has one already the product itself adds to it, and autograd is given none; who waits for
+// that gradient is told, as autograd would do. None where the weight is not trained.
+inline Tensor weight_gradient(const Tensor& weight, const Tensor& d_out, const Tensor& in) {
+  if (!weight.requires_grad()) return Tensor();
+  if (!has_gradient(weight)) return product_as(d_out.t(), in, weight.scalar_type());
+  add_product(weight.mutable_grad(), d_out.t(), in);
+  if (auto& hook = torch::autograd::impl::post_acc_grad_hooks(weight)) (*hook)(weight);
+  return Tensor();
+}
+
+// The gradient of a bias: the sum of all rows, added up in fp32.
+inline Tensor bias_gradient(const Tensor& bias, const Tensor& d_out) {
+  return bias.defined() && bias.requires_grad() ? d_out.sum(0, false, at::kFloat).to(bias.scalar_type()) : Tensor();
+}
+
+// The gradient of what goes into a product and past it, as a residual does: d_past + d_out w. Where nobody else has d_past the product itself adds
+// to it.
+inline Tensor past_product(Tensor d_past, const Tensor& d_out, const Tensor& weight) {
+  bool is_own = is_alone(d_past) && d_past.is_contiguous() && d_past.scalar_type() == d_out.scalar_type();
+  if (!is_own) return d_out.mm(weight).view(d_past.sizes()).add_(d_past);
+  rows_of(d_past).addmm_(d_out, weight);
+  return d_past;
+}
+
+// --- x w^T + b where the weights are wider than what is computed in ----------------------------------------------------
+// The narrow copy of the weights is made again for the backward pass instead of being kept.
 
 struct Linear : torch::autograd::Function<Linear> {
   static Tensor forward(AutogradContext* ctx, Tensor in, Tensor weight, Optional added) {
@@ -163,18 +256,18 @@ struct Linear : torch::autograd::Function<Linear> {
     auto &in = saved[0], &weight = saved[1], &bias = saved[2];
     auto d_out = rows_of(gradients[0]);
     auto d_in = d_out.mm(weight.to(in.scalar_type())).view(in.sizes());
-    auto d_weight = d_out.t().mm(rows_of(in)).to(weight.scalar_type());
-    auto d_bias = bias.defined() ? d_out.sum(0, false, at::kFloat).to(bias.scalar_type()) : Tensor();
-    return {d_in, d_weight, d_bias};
+    auto d_weight = weight_gradient(weight, d_out, rows_of(in));
+    return {d_in, d_weight, bias_gradient(bias, d_out)};
   }
 };
 
 // --- Several products of one input, as one -----------------------------------------------------------------------------------
-// Weights and biases one after the other (all biases or none). What comes out are slices of one tensor.
+// Weights and biases one after the other (all biases or none). What comes out are slices of one tensor, and where `passes` is set what came in.
 
 struct Linears : torch::autograd::Function<Linears> {
   // Narrow, one below the other.
   static Tensor stacked(at::ArrayRef<Tensor> tensors, at::ScalarType type) {
+    if (tensors[0].scalar_type() == type) return at::cat(tensors);
     int64_t rows = 0;
     for (const auto& t : tensors) rows += t.size(0);
     auto sizes = tensors[0].sizes().vec();
@@ -188,7 +281,25 @@ struct Linears : torch::autograd::Function<Linears> {
     return all;
   }
 
-  static variable_list forward(AutogradContext* ctx, Tensor in, at::TensorList layers, int64_t count) {
+  // The rows of all, one beside the other: a view where they lie so already, as those of attention do.
+  static Tensor beside(const variable_list& all) {
+    std::vector<Tensor> parts;
+    int64_t width = 0;
+    for (const auto& t : all) {
+      parts.push_back(rows_of(t));
+      width += parts.back().size(1);
+    }
+    const auto& first = parts[0];
+    auto at = first.storage_offset();
+    for (const auto& part : parts) {
+      bool is_next = part.is_alias_of(first) && part.storage_offset() == at && part.stride(0) == width && part.stride(1) == 1;
+      if (!is_next) return at::cat(parts, 1);
+      at += part.size(1);
+    }
+    return first.as_strided({first.size(0), width}, {width, 1});
+  }
+
+  static variable_list forward(AutogradContext* ctx, Tensor in, at::TensorList layers, int64_t count, bool passes) {
     auto weights = layers.slice(0, count), biases = layers.slice(count);
     ctx->saved_data["count"] = count;
     auto saved = layers.vec();
@@ -202,29 +313,34 @@ struct Linears : torch::autograd::Function<Linears> {
       outs.push_back(out.narrow(-1, start, weight.size(0)));
       start += weight.size(0);
     }
+    if (passes) outs.push_back(in);
     return outs;
   }
 
-  static variable_list backward(AutogradContext* ctx, variable_list gradients) {
+  // By reference: what it takes out of the gradients belongs to it alone.
+  static variable_list backward(AutogradContext* ctx, variable_list& gradients) {
     auto saved = ctx->get_saved_variables();
     auto count = ctx->saved_data["count"].toInt();
+    Tensor d_past;
+    if (int64_t(gradients.size()) > count) {
+      d_past = std::move(gradients.back());
+      gradients.pop_back();
+    }
     auto in = saved.back();
     saved.pop_back();
     at::ArrayRef<Tensor> layers(saved);
     auto weights = layers.slice(0, count), biases = layers.slice(count);
-    std::vector<Tensor> parts;
-    for (auto& gradient : gradients) parts.push_back(rows_of(gradient));
-    auto d_out = at::cat(parts, 1);
-    parts.clear();
+    auto d_out = beside(gradients);
     gradients.clear();
-    auto x = rows_of(in);
-    auto d_weight = d_out.t().mm(x).to(weights[0].scalar_type());
-    auto d_in = d_out.mm(stacked(weights, in.scalar_type())).view(in.sizes());
+    bool trains = std::any_of(weights.begin(), weights.end(), [](const Tensor& weight) { return weight.requires_grad(); });
+    auto d_weight = trains ? product_as(d_out.t(), rows_of(in), weights[0].scalar_type()) : Tensor();
+    auto narrow = stacked(weights, in.scalar_type());
+    auto d_in = d_past.defined() ? past_product(std::move(d_past), d_out, narrow) : d_out.mm(narrow).view(in.sizes());
     auto d_bias = biases.empty() ? Tensor() : d_out.sum(0, false, at::kFloat).to(biases[0].scalar_type());
     variable_list out{d_in};
     int64_t start = 0;
     for (const auto& weight : weights) {
-      out.push_back(d_weight.narrow(0, start, weight.size(0)));
+      out.push_back(trains ? d_weight.narrow(0, start, weight.size(0)) : Tensor());
       start += weight.size(0);
     }
     start = 0;
@@ -232,51 +348,61 @@ struct Linears : torch::autograd::Function<Linears> {
       out.push_back(d_bias.narrow(0, start, bias.size(0)));
       start += bias.size(0);
     }
-    out.emplace_back();
+    out.resize(out.size() + 2);
     return out;
   }
 };
 
 // --- w2 (dropped act(w1 x + b1)) + b2, or with a gate w2 (dropped act(w1 x) * (wg x)) -----------------------------------
-// Of what lies between the two products only what went into the activation is kept.
+// Of what lies between the two products only what went into the activation is kept. Gives what came in as well, where `passes` is set.
 
 enum Kind : int64_t { kRelu, kGelu, kGeluTanh, kQuickGelu, kSilu, kTanh };
 
 struct Activation {
-  std::string name(const char* kernel, const Tensor& a, const Tensor& bias) const {
-    static const char* kinds[] = {"RELU", "GELU", "GELU_TANH", "QUICK_GELU", "SILU", "TANH"};
-    auto type = [](const Tensor& t) { return std::string(cuda::type_name(t.scalar_type())); };
-    return std::string(kernel) + "<" + type(a) + ", " + type(bias.defined() ? bias : a) + ", " + kinds[kind] + ">";
+  kernels::Activation kernel(const Tensor& a, const Tensor& bias) const {
+    auto type = [](const Tensor& t) { return cuda::type_of(t.scalar_type()); };
+    return {type(a), type(bias.defined() ? bias : a), kind};
   }
 
   Tensor forward(const Tensor& a, const Tensor& gate, const Tensor& bias) const {
     auto out = at::empty_like(a);
     const void *pa = a.data_ptr(), *pg = pointer(gate), *pb = pointer(bias);
-    cuda::launch(a.device(), name("activate", a, bias), cuda::blocks_for(a.numel(), 256), 256, pa, pg, pb, uint32_t(a.size(-1)),
-                 out.data_ptr(), uint64_t(a.numel()), dropout);
+    launch(kernel(a, bias).forward(), a, blocks_of_rows(a, 8192), pa, pg, pb, out.data_ptr());
     return out;
   }
 
-  // Writes the gradient of `a` over that of the output.
+  // What `forward` gave is written over `a`, the gradient of `a` over that of what it gave, and that of the gate over the gate. Gives that of the
+  // bias, in fp32, where there is one.
   Tensor backward(const Tensor& a, const Tensor& gate, const Tensor& bias, const Tensor& d_out) const {
-    auto d_gate = gate.defined() ? at::empty_like(gate) : Tensor();
-    const void *pa = a.data_ptr(), *pg = pointer(gate), *pb = pointer(bias), *pd = d_out.data_ptr();
-    void* to = d_gate.defined() ? d_gate.data_ptr() : nullptr;
-    cuda::launch(a.device(), name("activate_backward", a, bias), cuda::blocks_for(a.numel(), 256), 256, pa, pg, pb, uint32_t(a.size(-1)), pd,
-                 d_out.data_ptr(), to, uint64_t(a.numel()), dropout);
-    return d_gate;
+    // Partial sums cost as much as they take, and each multiprocessor wants some blocks.
+    auto blocks = blocks_of_rows(a, bias.defined() ? 1056 : 8192);
+    auto sums = bias.defined() ? at::empty({blocks, a.size(1)}, a.options().dtype(at::kFloat)) : Tensor();
+    const void* pb = pointer(bias);
+    launch(kernel(a, bias).backward(), a, blocks, a.data_ptr(), pointer(gate), pb, d_out.data_ptr(), pointer(sums));
+    return bias.defined() ? sums.sum(0) : Tensor();
   }
 
-  static const void* pointer(const Tensor& t) { return t.defined() ? t.data_ptr() : nullptr; }
+  // Each takes every so-manyth row of its columns.
+  static int64_t blocks_of_rows(const Tensor& a, int64_t most) {
+    return std::max<int64_t>(1, std::min({a.size(0), most / blocks_of_columns(a), int64_t(65535)}));
+  }
+
+  static int64_t blocks_of_columns(const Tensor& a) {
+    return (a.size(1) / 8 + kernels::Activation::THREADS - 1) / kernels::Activation::THREADS;
+  }
+
+  template <typename... Pointers>
+  void launch(const kernels::Kernel& kernel, const Tensor& a, int64_t blocks, Pointers... pointers) const {
+    cuda::launch_grid(a.device(), kernel, {blocks_of_columns(a), blocks, 1}, pointers..., uint32_t(a.size(0)), uint32_t(a.size(1)), dropout);
+  }
+
+  static void* pointer(const Tensor& t) { return t.defined() ? t.data_ptr() : nullptr; }
 
   int64_t kind;
   Dropout dropout;
 };
 
 struct FeedForward : torch::autograd::Function<FeedForward> {
-  // Kernels read a bias in eights too, so its rows must be whole ones; elsewhere it is in `a` already.
-  static bool adds_bias(const Tensor& w1) { return w1.size(0) % 8 == 0; }
-
   // What lies between the products has the samples and positions of what comes in.
   static Dropout inner_dropout(const Dropped& dropped, const Tensor& in, const Tensor& w1) {
     auto sizes = in.sizes().vec();
@@ -284,49 +410,69 @@ struct FeedForward : torch::autograd::Function<FeedForward> {
     return Dropout::of(dropped, sizes);
   }
 
-  static Tensor forward(AutogradContext* ctx, Tensor in, Tensor w1, Optional bias1, Optional gated, Tensor w2, Optional bias2,
-                        int64_t kind, Dropped dropped) {
+  static variable_list forward(AutogradContext* ctx, Tensor in, Tensor w1, Optional bias1, Optional gated, Tensor w2, Optional bias2,
+                               int64_t kind, Dropped dropped, bool passes) {
     auto b1 = bias1.value_or(Tensor()), gate = gated.value_or(Tensor()), b2 = bias2.value_or(Tensor());
     auto type = in.scalar_type();
     auto narrow = [&](const Tensor& t) { return t.defined() ? t.to(type) : t; };
     auto x = rows_of(in);
     auto a = x.mm(narrow(w1).t());
-    if (b1.defined() && !adds_bias(w1)) a.add_(narrow(b1));
     auto g = gate.defined() ? x.mm(narrow(gate).t()) : Tensor();
-    auto hidden = Activation{kind, inner_dropout(dropped, in, w1)}.forward(a, g, adds_bias(w1) ? b1 : Tensor());
+    auto hidden = Activation{kind, inner_dropout(dropped, in, w1)}.forward(a, g, b1);
     auto out = at::linear(hidden, narrow(w2), narrow(b2));
     ctx->save_for_backward({in, w1, b1, gate, w2, b2, a, g});
     ctx->saved_data["kind"] = kind;
     keep(ctx, dropped);
     auto sizes = in.sizes().vec();
     sizes.back() = w2.size(0);
-    return out.view(sizes);
+    auto given = out.view(sizes);
+    return passes ? variable_list{given, in} : variable_list{given};
   }
 
-  static variable_list backward(AutogradContext* ctx, variable_list gradients) {
+  // As that of Linears.
+  static variable_list backward(AutogradContext* ctx, variable_list& gradients) {
     auto saved = ctx->get_saved_variables();
     auto &in = saved[0], &w1 = saved[1], &b1 = saved[2], &gate = saved[3], &w2 = saved[4], &b2 = saved[5];
-    auto &a = saved[6], &g = saved[7];
     auto type = in.scalar_type();
-    auto narrow = [&](const Tensor& t) { return t.defined() ? t.to(type) : t; };
+    auto narrow = [&](const Tensor& t) { return t.to(type); };
     Activation activation{ctx->saved_data["kind"].toInt(), inner_dropout(kept(ctx), in, w1)};
+    auto d_past = gradients.size() > 1 ? std::move(gradients[1]) : Tensor();
     auto x = rows_of(in), d_out = rows_of(gradients[0]);
-    auto bias = adds_bias(w1) ? b1 : Tensor();
-    auto d_w2 = d_out.t().mm(activation.forward(a, g, bias)).to(w2.scalar_type());
-    auto d_b2 = b2.defined() ? d_out.sum(0, false, at::kFloat).to(b2.scalar_type()) : Tensor();
+    // In the memory of what was kept, and of the gradient of the second product's input: all of it is used up by this pass.
+    auto &hidden = saved[6], &d_g = saved[7];
     auto d_a = d_out.mm(narrow(w2));
-    auto d_g = activation.backward(a, g, bias, d_a);
-    auto d_w1 = d_a.t().mm(x).to(w1.scalar_type());
-    auto d_b1 = b1.defined() ? d_a.sum(0, false, at::kFloat).to(b1.scalar_type()) : Tensor();
-    auto d_in = d_a.mm(narrow(w1));
+    auto d_b1 = activation.backward(hidden, d_g, b1, d_a);
+    auto d_w2 = weight_gradient(w2, d_out, hidden);
+    auto d_w1 = weight_gradient(w1, d_a, x);
+    auto d_b2 = bias_gradient(b2, d_out);
+    auto d_in = d_past.defined() ? past_product(std::move(d_past), d_a, narrow(w1)) : d_a.mm(narrow(w1)).view(in.sizes());
     Tensor d_gate;
     if (gate.defined()) {
-      d_gate = d_g.t().mm(x).to(gate.scalar_type());
-      d_in.addmm_(d_g, narrow(gate));
+      d_gate = weight_gradient(gate, d_g, x);
+      rows_of(d_in).addmm_(d_g, narrow(gate));
     }
-    return {d_in.view(in.sizes()), d_w1, d_b1, d_gate, d_w2, d_b2, Tensor(), Tensor()};
+    if (b1.defined()) d_b1 = d_b1.to(b1.scalar_type());
+    return {d_in, d_w1, d_b1, d_gate, d_w2, d_b2, Tensor(), Tensor(), Tensor()};
   }
 };
+
+// --- The cross-entropy of rows of logits ----------------------------------------------------------------------------------
+
+inline bool cross_entropy_fits(const Tensor& hidden, int64_t words) {
+  auto type = hidden.scalar_type();
+  return hidden.is_cuda() && words % 8 == 0 && (type == at::kBFloat16 || type == at::kHalf || type == at::kFloat);
+}
+
+// Of each row of logits [rows, words], which become its gradient where `differentiates`.
+inline Tensor cross_entropy(const Tensor& logits, const Tensor& labels, int64_t ignored, bool differentiates) {
+  TORCH_CHECK(cuda::fits(logits), "cross-entropy: logits are not one piece of memory");
+  auto at = labels.contiguous();
+  auto loss = at::empty({logits.size(0)}, logits.options().dtype(at::kFloat));
+  const void* pl = at.data_ptr<int64_t>();
+  cuda::launch(logits.device(), kernels::cross_entropy(cuda::type_of(logits.scalar_type())), logits.size(0), logits.data_ptr(), pl,
+               loss.data_ptr(), uint32_t(logits.size(1)), (long long)(ignored), uint32_t(differentiates));
+  return loss;
+}
 
 // --- From host memory to a card, without waiting for what the card does ----------------------------------------------------
 
@@ -401,7 +547,7 @@ inline void adamw_bf16_cuda(const std::vector<Tensor>& p, const std::vector<Tens
   }
   auto there = to_card(table, p[0].device());
   const void *pt = there.data_ptr(), *ps = scale.data_ptr();
-  cuda::launch(p[0].device(), "adamw_bf16", blocks, 256, pt, uint32_t(p.size()), chunk, ps, s);
+  cuda::launch(p[0].device(), kernels::adamw_bf16(), blocks, pt, uint32_t(p.size()), chunk, ps, s);
 }
 
 // --- Stochastic rounding to bf16 --------------------------------------------------------------------------------------
@@ -412,7 +558,7 @@ inline void round_to_bf16(const Tensor& into, const Tensor& wide, uint32_t seed)
   auto from = wide.contiguous();
   if (into.is_cuda()) {
     const void* pf = from.data_ptr();
-    cuda::launch(into.device(), "round_to_bf16", cuda::blocks_for(from.numel(), 256), 256, pf, into.data_ptr(), uint64_t(from.numel()), seed);
+    cuda::launch(into.device(), kernels::round_to_bf16(), cuda::blocks_for(from.numel(), 256), pf, into.data_ptr(), uint64_t(from.numel()), seed);
     return;
   }
   auto* pi = into.data_ptr<at::BFloat16>();

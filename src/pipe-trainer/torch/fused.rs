@@ -22,11 +22,20 @@ unsafe extern "C" {
         out: *mut *mut C_tensor,
         sum: *mut *mut C_tensor,
     ) -> *mut c_char;
+    fn pipe_rms_norm(
+        input: *mut C_tensor,
+        weight: *mut C_tensor,
+        kind: c_int,
+        eps: f64,
+        out: *mut *mut C_tensor,
+        past: *mut *mut C_tensor,
+    ) -> *mut c_char;
     fn pipe_linears(
         input: *mut C_tensor,
         layers: *const *mut C_tensor,
         total: usize,
         count: usize,
+        passes: bool,
         outs: *mut *mut C_tensor,
     ) -> *mut c_char;
     fn pipe_linear(
@@ -41,6 +50,7 @@ unsafe extern "C" {
         kind: i64,
         dropped: *const Dropped,
         out: *mut *mut C_tensor,
+        past: *mut *mut C_tensor,
     ) -> *mut c_char;
 }
 
@@ -95,18 +105,53 @@ impl AddNorm<'_> {
     }
 }
 
+/// The norm of `input` by its root mean square, in `kind`, and the input as a residual: whatever its gradient is, the norm's own kernel adds it.
+/// Nothing where there is no kernel for such tensors.
+pub fn rms_norm(input: &Tensor, weight: &Tensor, kind: Kind, eps: f64) -> Result<Option<(Tensor, Tensor)>, TchError> {
+    let (mut out, mut past) = (std::ptr::null_mut(), std::ptr::null_mut());
+    let kind = scalar_type(kind)?;
+    // SAFETY: the pointers are of living tensors; the results have room.
+    checked(unsafe { pipe_rms_norm(pointer(input), pointer(weight), kind, eps, &raw mut out, &raw mut past) })?;
+    // SAFETY: without an error both are null, or new tensors that no one else owns.
+    Ok((!out.is_null()).then(|| unsafe { (Tensor::from_ptr(out), Tensor::from_ptr(past)) }))
+}
+
 /// Several products of one input as one, with all their biases or none. What comes out are slices of one tensor.
 pub fn linears<const N: usize>(
     input: &Tensor,
     weights: [&Tensor; N],
     biases: Option<[&Tensor; N]>,
 ) -> Result<[Tensor; N], TchError> {
-    let layers: Vec<*mut C_tensor> = weights.into_iter().chain(biases.into_iter().flatten()).map(pointer).collect();
     let mut outs = [std::ptr::null_mut(); N];
-    // SAFETY: the pointers are of living tensors, there are N weights among them, and N results have room.
-    checked(unsafe { pipe_linears(pointer(input), layers.as_ptr(), layers.len(), N, outs.as_mut_ptr()) })?;
+    compute_linears(input, weights, biases, false, &mut outs)?;
     // SAFETY: without an error each is a new tensor that no one else owns.
     Ok(outs.map(|out| unsafe { Tensor::from_ptr(out) }))
+}
+
+/// The same, and the input as a residual: its gradient is added by the product that makes the other one.
+pub fn linears_and_residual(
+    input: &Tensor,
+    weights: [&Tensor; 3],
+    biases: Option<[&Tensor; 3]>,
+) -> Result<([Tensor; 3], Tensor), TchError> {
+    let mut outs = [std::ptr::null_mut(); 4];
+    compute_linears(input, weights, biases, true, &mut outs)?;
+    // SAFETY: as above.
+    let [q, k, v, residual] = outs.map(|out| unsafe { Tensor::from_ptr(out) });
+    Ok(([q, k, v], residual))
+}
+
+fn compute_linears<const N: usize>(
+    input: &Tensor,
+    weights: [&Tensor; N],
+    biases: Option<[&Tensor; N]>,
+    passes: bool,
+    outs: &mut [*mut C_tensor],
+) -> Result<(), TchError> {
+    let layers: Vec<*mut C_tensor> = weights.into_iter().chain(biases.into_iter().flatten()).map(pointer).collect();
+    assert_eq!(outs.len(), N + usize::from(passes), "there is room for every result");
+    // SAFETY: the pointers are of living tensors, there are N weights among them, and all results have room.
+    checked(unsafe { pipe_linears(pointer(input), layers.as_ptr(), layers.len(), N, passes, outs.as_mut_ptr()) })
 }
 
 /// A product with weights that are wider than `input`: no narrow copy of them is kept for the backward pass.
@@ -130,6 +175,19 @@ pub struct FeedForward<'a> {
 
 impl FeedForward<'_> {
     pub fn forward(&self, input: &Tensor) -> Result<Tensor, TchError> {
+        returned(|out| self.compute(input, out, std::ptr::null_mut()))
+    }
+
+    /// The same, and the input as a residual, as `linears_and_residual` has it.
+    pub fn forward_and_residual(&self, input: &Tensor) -> Result<(Tensor, Tensor), TchError> {
+        let mut past = std::ptr::null_mut();
+        let output = returned(|out| self.compute(input, out, &raw mut past))?;
+        // SAFETY: where there is an output it is a new tensor that no one else owns.
+        Ok((output, unsafe { Tensor::from_ptr(past) }))
+    }
+
+    /// `past` is null, or has room for a tensor.
+    fn compute(&self, input: &Tensor, out: *mut *mut C_tensor, past: *mut *mut C_tensor) -> *mut c_char {
         let layers = [
             pointer(self.first),
             optional(self.first_bias),
@@ -137,10 +195,10 @@ impl FeedForward<'_> {
             pointer(self.second),
             optional(self.second_bias),
         ];
-        // SAFETY: as above, and there are five layers.
-        returned(|out| unsafe {
-            pipe_feed_forward(pointer(input), layers.as_ptr(), self.activation, &raw const self.dropped, out)
-        })
+        // SAFETY: the pointers are of living tensors, or null; there are five layers, and the results have room.
+        unsafe {
+            pipe_feed_forward(pointer(input), layers.as_ptr(), self.activation, &raw const self.dropped, out, past)
+        }
     }
 }
 
@@ -343,5 +401,102 @@ mod checkpoint_tests {
         let fails = |_: &[&Tensor]| Err(TrainerError::Panic { message: "on purpose".to_owned() });
         let error = checkpoint(&[&input], fails).unwrap_err().to_string();
         assert!(error.contains("on purpose"), "{error}");
+    }
+}
+
+#[cfg(test)]
+mod weight_gradient_tests {
+    use super::*;
+    use crate::torch::set_gradient;
+
+    fn random(shape: &[i64], kind: Kind) -> Tensor {
+        Tensor::randn(shape, (Kind::Float, Device::Cpu)).to_kind(kind)
+    }
+
+    fn parameter(shape: &[i64]) -> Tensor {
+        random(shape, Kind::Float).set_requires_grad(true)
+    }
+
+    /// Of what `outs` would be with `weight` and `bias`, in fp64: the gradients of the weight, the bias and the input.
+    fn expected(inputs: &[Tensor], d_outs: &[Tensor], weight: &Tensor) -> [Tensor; 3] {
+        let rows = |tensor: &Tensor| tensor.to_kind(Kind::Double).reshape([-1, tensor.size()[2]]);
+        let sum = |terms: Vec<Tensor>| Tensor::stack(&terms, 0).sum_dim_intlist(0, false, Kind::Double);
+        let pairs = || inputs.iter().zip(d_outs).map(|(input, d_out)| (rows(input), rows(d_out)));
+        [
+            sum(pairs().map(|(input, d_out)| d_out.tr().matmul(&input)).collect()),
+            sum(pairs().map(|(_, d_out)| d_out.sum_dim_intlist(0, false, Kind::Double)).collect()),
+            rows(d_outs.last().unwrap()).matmul(&weight.to_kind(Kind::Double)),
+        ]
+    }
+
+    fn assert_close(got: &Tensor, want: &Tensor, tolerance: f64, what: &str) {
+        let error = (got.to_kind(Kind::Double).reshape(want.size()) - want).norm() / want.norm();
+        assert!(error.double_value(&[]) < tolerance, "{what}: {error:?}");
+    }
+
+    /// A gradient that is there is added to where it lies; without one there is a new one.
+    #[test]
+    fn parts_of_a_step_add_up() {
+        for (kind, tolerance) in [(Kind::Float, 1e-6), (Kind::BFloat16, 1e-2)] {
+            for given in [false, true] {
+                let (weight, bias) = (parameter(&[6, 10]), parameter(&[6]));
+                let place = Tensor::zeros([6, 10], (Kind::Float, Device::Cpu));
+                if given {
+                    set_gradient(&weight, Some(&place)).unwrap();
+                }
+                let inputs = [0, 1].map(|_| random(&[2, 4, 10], kind).set_requires_grad(true));
+                let d_outs = [0, 1].map(|_| random(&[2, 4, 6], kind));
+                for (input, d_out) in inputs.iter().zip(&d_outs) {
+                    let out = linear(input, &weight, Some(&bias)).unwrap();
+                    (out * d_out).sum(Kind::Float).backward();
+                }
+                let [d_weight, d_bias, d_input] = expected(&inputs, &d_outs, &weight);
+                assert_close(&weight.grad(), &d_weight, tolerance, "the weight");
+                assert_close(&bias.grad(), &d_bias, tolerance, "the bias");
+                assert_close(&inputs[1].grad(), &d_input, tolerance, "the input");
+                assert_eq!(weight.grad().data_ptr() == place.data_ptr(), given);
+            }
+        }
+    }
+
+    #[test]
+    fn a_weight_that_is_not_trained_has_no_gradient() {
+        let weight = random(&[6, 10], Kind::Float);
+        let input = random(&[2, 4, 10], Kind::BFloat16).set_requires_grad(true);
+        linear(&input, &weight, None).unwrap().sum(Kind::Float).backward();
+        assert!(input.grad().defined() && !weight.grad().defined());
+    }
+
+    /// Gradients that lie beside each other are taken as they are, and others are put together; a residual's is added.
+    #[test]
+    fn several_products_take_their_gradients_however_they_lie() {
+        for kind in [Kind::Float, Kind::BFloat16] {
+            let tolerance = if kind == Kind::Float { 1e-6 } else { 1e-2 };
+            for beside in [false, true] {
+                let weights = [0, 1, 2].map(|_| parameter(&[6, 10]));
+                let biases = [0, 1, 2].map(|_| parameter(&[6]));
+                let input = random(&[2, 4, 10], kind).set_requires_grad(true);
+                let d_out = random(&[2, 4, 18], kind);
+                let d_outs = [0, 6, 12].map(|start| d_out.narrow(2, start, 6));
+                let d_outs = if beside { d_outs } else { d_outs.map(|one| one.contiguous()) };
+                let d_residual = random(&[2, 4, 10], kind);
+                let (outs, residual) =
+                    linears_and_residual(&input, weights.each_ref(), Some(biases.each_ref())).unwrap();
+                assert_eq!(residual, input);
+                let outs: Vec<Tensor> = outs.into_iter().chain([residual]).collect();
+                let given: Vec<Tensor> = d_outs.iter().chain([&d_residual]).map(Tensor::shallow_clone).collect();
+                let scalars: Vec<Tensor> = outs.iter().zip(&given).map(|(out, d)| (out * d).sum(Kind::Float)).collect();
+                Tensor::stack(&scalars, 0).sum(Kind::Float).backward();
+                let mut d_input = d_residual.to_kind(Kind::Double).reshape([-1, 10]);
+                for ((weight, bias), d_out) in weights.iter().zip(&biases).zip(&d_outs) {
+                    let [d_weight, d_bias, d_in] =
+                        expected(&[input.detach()], &[d_out.shallow_clone()], &weight.to_kind(kind));
+                    assert_close(&weight.grad(), &d_weight, tolerance, "a weight");
+                    assert_close(&bias.grad(), &d_bias, tolerance, "a bias");
+                    d_input += d_in;
+                }
+                assert_close(&input.grad(), &d_input, tolerance, "the input");
+            }
+        }
     }
 }

@@ -12,19 +12,34 @@ struct BF16 { u16 bits; };
 struct F16 { u16 bits; };
 
 __device__ inline float wide(BF16 x) { return __uint_as_float(u32(x.bits) << 16); }
-#ifndef PIPE_ON_CPU  // tests/cuda_on_cpu has these two without PTX
+#ifndef PIPE_ON_CPU  // tests/cuda_on_cpu has these without PTX
 __device__ inline float wide(F16 x) {
   float out;
   asm("cvt.f32.f16 %0, %1;" : "=f"(out) : "h"(x.bits));
   return out;
 }
 __device__ inline void store(F16& to, float x) { asm("cvt.rn.f16.f32 %0, %1;" : "=h"(to.bits) : "f"(x)); }
+
+__device__ inline float fast_exp2(float x) {
+  float out;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(out) : "f"(x));
+  return out;
+}
+__device__ inline float fast_reciprocal(float x) {
+  float out;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(out) : "f"(x));
+  return out;
+}
 #endif
 __device__ inline float wide(float x) { return x; }
 
 __device__ inline void store(BF16& to, float x) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(to.bits) : "f"(x));
+#else
   u32 b = __float_as_uint(x);
   to.bits = x != x ? u16(0x7FFF) : u16((b + 0x7FFFu + ((b >> 16) & 1u)) >> 16);
+#endif
 }
 __device__ inline void store(float& to, float x) { to = x; }
 
@@ -79,28 +94,32 @@ __device__ inline void draw(const Dropout& d, u32 row, u32 group, u32 drawn[4]) 
   philox(d.key, group, at.position, at.sample + d.first_sample, 0, drawn);
 }
 
-// What the eight elements from `group` * 8 on are multiplied by. Tensors have less than 2^35 elements.
-__device__ inline void factors(const Dropout& d, u64 group, float out[8]) {
-  if (d.threshold == 0) {
-#pragma unroll
-    for (int i = 0; i < 8; i++) out[i] = 1.0f;
-    return;
-  }
+// What eight elements of a row are multiplied by, whose width is a multiple of eight.
+__device__ inline void factors_in_row(const Dropout& d, u32 row, u32 group, float out[8]) {
   u32 drawn[4];
-  if (d.features % 8 == 0) {
-    u32 in_row = d.features / 8;
-    draw(d, u32(group) / in_row, u32(group) % in_row, drawn);
+  if (d.threshold) draw(d, row, group, drawn);
 #pragma unroll
-    for (int i = 0; i < 8; i++) out[i] = factor(d, drawn, i);
-    return;
+  for (int i = 0; i < 8; i++) out[i] = d.threshold ? factor(d, drawn, i) : 1.0f;
+}
+
+// The same for the eight elements from `group` * 8 on, in rows of any width. Tensors have less than 2^35 elements.
+__device__ inline void factors(const Dropout& d, u64 group, float out[8]) {
+  if (d.threshold == 0 || d.features % 8 == 0) {
+    u32 in_row = d.features / 8;
+    return factors_in_row(d, d.threshold ? u32(group) / in_row : 0, d.threshold ? u32(group) % in_row : 0, out);
   }
-  // They may lie in two rows or more.
+  // They may lie in two rows or more. A bit for each that is kept: an array would not stay in registers here.
+  u32 kept = 0;
+#pragma unroll 1
   for (int i = 0; i < 8; i++) {
     u64 at = group * 8 + i;
-    u32 feature = u32(at % d.features);
+    u32 feature = u32(at % d.features), number = feature % 8, drawn[4];
     draw(d, u32(at / d.features), feature / 8, drawn);
-    out[i] = factor(d, drawn, feature % 8);
+    u32 word = number < 4 ? (number < 2 ? drawn[0] : drawn[1]) : (number < 6 ? drawn[2] : drawn[3]);
+    kept |= u32((number & 1 ? word >> 16 : word & 0xFFFFu) >= d.threshold) << i;
   }
+#pragma unroll
+  for (int i = 0; i < 8; i++) out[i] = kept >> i & 1 ? d.kept : 0.0f;
 }
 
 // Runs F on groups of eight; `F::eight` has whole ones, `F::one` what is left.
@@ -169,121 +188,131 @@ __global__ void drop_weights(const T* in, T* out, u32 heads, u32 queries, u32 ke
 
 enum { RELU, GELU, GELU_TANH, QUICK_GELU, SILU, TANH };
 
-// The value of an activation and its slope.
-template <int kind> __device__ inline void activation(float x, float& y, float& slope) {
+#define LOG2_E 1.4426950408889634f
+
+// 1 / (1 + exp(-x)), to 1e-6 of it where `is_narrow`.
+template <bool is_narrow> __device__ inline float sigmoid(float x) {
+  return is_narrow ? fast_reciprocal(1 + fast_exp2(-LOG2_E * x)) : 1 / (1 + expf(-x));
+}
+
+// The share of a normal distribution below x, and its density there. Where `is_narrow` by formula 7.1.26 of Abramowitz and Stegun, with an
+// error of 8e-8 at most: erff takes several times as long, longer than memory takes to bring a number of 16 bits.
+template <bool is_narrow> __device__ inline void normal(float x, float& share, float& density) {
+  if (!is_narrow) {
+    share = 0.5f * (1 + erff(x * 0.70710678118654752f));
+    density = 0.39894228040143268f * expf(-0.5f * x * x);
+    return;
+  }
+  float e = fast_exp2(-0.5f * LOG2_E * x * x), t = fast_reciprocal(1 + 0.23164189f * fabsf(x));
+  float above = t * (0.127414796f + t * (-0.142248368f + t * (0.710706870f + t * (-0.726576014f + t * 0.530702715f)))) * e;
+  share = x < 0 ? above : 1 - above;
+  density = 0.39894228040143268f * e;
+}
+
+// The value of an activation and its slope. Where `is_narrow`, both are exact to the 16 bits they are stored in.
+template <int kind, bool is_narrow> __device__ inline void activation(float x, float& y, float& slope) {
   switch (kind) {
     case RELU: y = x > 0 ? x : 0; slope = x > 0; break;
     case GELU: {
-      float half = 0.5f * (1 + erff(x * 0.70710678118654752f));
-      y = x * half;
-      slope = half + x * 0.39894228040143268f * expf(-0.5f * x * x);
+      float share, density;
+      normal<is_narrow>(x, share, density);
+      y = x * share;
+      slope = share + x * density;
       break;
     }
     case GELU_TANH: {
-      float t = tanhf(0.79788456080286536f * (x + 0.044715f * x * x * x));
-      y = 0.5f * x * (1 + t);
-      slope = 0.5f * (1 + t) + 0.5f * x * (1 - t * t) * 0.79788456080286536f * (1 + 0.134145f * x * x);
+      // (1 + tanh(u)) / 2 is sigmoid(2 u).
+      float s = sigmoid<is_narrow>(x * (1.59576912160573f + 0.0713548162726f * x * x));
+      y = x * s;
+      slope = s + y * (1 - s) * (1.59576912160573f + 0.2140644488178f * x * x);
       break;
     }
     case QUICK_GELU: {
-      float s = 1 / (1 + expf(-1.702f * x));
+      float s = sigmoid<is_narrow>(1.702f * x);
       y = x * s;
-      slope = s + x * 1.702f * s * (1 - s);
+      slope = s + 1.702f * y * (1 - s);
       break;
     }
     case SILU: {
-      float s = 1 / (1 + expf(-x));
+      float s = sigmoid<is_narrow>(x);
       y = x * s;
-      slope = s + x * s * (1 - s);
+      slope = s + y * (1 - s);
       break;
     }
     default: y = tanhf(x); slope = 1 - y * y;
   }
 }
 
-// act(a) * b, or act(a) where b is null; `a` has no bias yet when `bias` is not null: rows of `width`.
-template <typename T, typename B, int kind> struct Activate {
-  const T *a, *b;
-  const B* bias;
-  u32 width;
-  T* out;
-  Dropout d;
-  __device__ float value(float x, float gate, float factor) {
-    float y, slope;
-    activation<kind>(x, y, slope);
-    return y * gate * factor;
-  }
-  __device__ void eight(u64 g) {
-    float factor[8];
-    factors(d, g, factor);
-    Eight<T> x = ((const Eight<T>*)a)[g], gate, y;
-    Eight<B> extra;
-    if (b) gate = ((const Eight<T>*)b)[g];
-    if (bias) extra = *(const Eight<B>*)(bias + (g * 8) % width);
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
-      store(y.v[i], value(wide(x.v[i]) + (bias ? wide(extra.v[i]) : 0), b ? wide(gate.v[i]) : 1, factor[i]));
-    }
-    ((Eight<T>*)out)[g] = y;
-  }
-  __device__ void one(u64 g, u32 i) {
-    float factor[8];
-    factors(d, g, factor);
-    u64 at = g * 8 + i;
-    store(out[at], value(wide(a[at]) + (bias ? wide(bias[at % width]) : 0), b ? wide(b[at]) : 1, factor[i]));
-  }
+// Rows of `width` numbers, a multiple of eight. A thread takes eight columns in every gridDim.y-th row; blockIdx.x says which columns.
+struct Columns {
+  u32 groups, group;
+  __device__ explicit Columns(u32 width) : groups(width / 8), group(blockIdx.x * blockDim.x + threadIdx.x) {}
+  __device__ bool exist() const { return group < groups; }
+  __device__ u64 of(u32 row) const { return u64(row) * groups + group; }
 };
 
-template <typename T, typename B, int kind> struct ActivateBackward {
-  const T *a, *b;
-  const B* bias;
-  u32 width;
-  const T* d_out;
-  T *d_a, *d_b;
-  Dropout d;
-  __device__ void both(float x, float gate, float g, float& da, float& db) {
-    float y, slope;
-    activation<kind>(x, y, slope);
-    da = g * gate * slope;
-    db = g * y;
-  }
-  __device__ void eight(u64 g) {
-    float factor[8];
-    factors(d, g, factor);
-    Eight<T> x = ((const Eight<T>*)a)[g], dy = ((const Eight<T>*)d_out)[g], gate, da, db;
-    Eight<B> extra;
-    if (b) gate = ((const Eight<T>*)b)[g];
-    if (bias) extra = *(const Eight<B>*)(bias + (g * 8) % width);
+// The bias of eight columns; none where it is null.
+template <typename B> __device__ inline void load_bias(const B* bias, u32 group, float out[8]) {
+  Eight<B> x;
+  if (bias) x = ((const Eight<B>*)bias)[group];
 #pragma unroll
-    for (int i = 0; i < 8; i++) {
-      float fa, fb;
-      both(wide(x.v[i]) + (bias ? wide(extra.v[i]) : 0), b ? wide(gate.v[i]) : 1, wide(dy.v[i]) * factor[i], fa, fb);
-      store(da.v[i], fa);
-      store(db.v[i], fb);
-    }
-    ((Eight<T>*)d_a)[g] = da;
-    if (b) ((Eight<T>*)d_b)[g] = db;
-  }
-  __device__ void one(u64 g, u32 i) {
-    float factor[8];
-    factors(d, g, factor);
-    u64 at = g * 8 + i;
-    float fa, fb;
-    both(wide(a[at]) + (bias ? wide(bias[at % width]) : 0), b ? wide(b[at]) : 1, wide(d_out[at]) * factor[i], fa, fb);
-    store(d_a[at], fa);
-    if (b) store(d_b[at], fb);
-  }
-};
-
-template <typename T, typename B, int kind>
-__global__ void activate(const T* a, const T* b, const B* bias, u32 width, T* out, u64 n, Dropout d) {
-  in_eights(n, Activate<T, B, kind>{a, b, bias, width, out, drawn_now(d)});
+  for (int i = 0; i < 8; i++) out[i] = bias ? wide(x.v[i]) : 0;
 }
 
+// act(a + bias) * b, some of it dropped; b and bias may be null.
 template <typename T, typename B, int kind>
-__global__ void activate_backward(const T* a, const T* b, const B* bias, u32 width, const T* d_out, T* d_a, T* d_b, u64 n,
-                                  Dropout d) {
-  in_eights(n, ActivateBackward<T, B, kind>{a, b, bias, width, d_out, d_a, d_b, drawn_now(d)});
+__global__ void activate(const T* a, const T* b, const B* bias, T* out, u32 rows, u32 width, Dropout d) {
+  d = drawn_now(d);
+  Columns columns(width);
+  if (!columns.exist()) return;
+  float added[8], factor[8];
+  load_bias(bias, columns.group, added);
+  for (u32 row = blockIdx.y; row < rows; row += gridDim.y) {
+    u64 at = columns.of(row);
+    Eight<T> x = ((const Eight<T>*)a)[at], gate, y;
+    if (b) gate = ((const Eight<T>*)b)[at];
+    factors_in_row(d, row, columns.group, factor);
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+      float value, slope;
+      activation<kind, sizeof(T) == 2>(wide(x.v[i]) + added[i], value, slope);
+      store(y.v[i], value * (b ? wide(gate.v[i]) : 1) * factor[i]);
+    }
+    ((Eight<T>*)out)[at] = y;
+  }
+}
+
+// All that the backward pass needs, in one: what `activate` gave is written over `a`, the gradient of `a` over that of what it gave, and that
+// of `b` over `b`. d_bias, which may be null, gets sums of the gradient of `a`: [gridDim.y, width], each over the rows of one block.
+template <typename T, typename B, int kind>
+__global__ void activate_backward(T* a, T* b, const B* bias, T* d_out, float* d_bias, u32 rows, u32 width, Dropout d) {
+  d = drawn_now(d);
+  Columns columns(width);
+  if (!columns.exist()) return;
+  float added[8], factor[8], sums[8] = {0, 0, 0, 0, 0, 0, 0, 0};
+  load_bias(bias, columns.group, added);
+  for (u32 row = blockIdx.y; row < rows; row += gridDim.y) {
+    u64 at = columns.of(row);
+    Eight<T> x = ((const Eight<T>*)a)[at], dy = ((const Eight<T>*)d_out)[at], gate;
+    if (b) gate = ((const Eight<T>*)b)[at];
+    factors_in_row(d, row, columns.group, factor);
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+      float value, slope, by = b ? wide(gate.v[i]) : 1, grad = wide(dy.v[i]) * factor[i];
+      activation<kind, sizeof(T) == 2>(wide(x.v[i]) + added[i], value, slope);
+      store(x.v[i], value * by * factor[i]);
+      store(dy.v[i], grad * by * slope);
+      store(gate.v[i], grad * value);
+      sums[i] += grad * by * slope;
+    }
+    ((Eight<T>*)a)[at] = x;
+    ((Eight<T>*)d_out)[at] = dy;
+    if (b) ((Eight<T>*)b)[at] = gate;
+  }
+  if (!d_bias) return;
+  float* to = d_bias + u64(blockIdx.y) * width + columns.group * 8;
+#pragma unroll
+  for (int i = 0; i < 8; i++) to[i] = sums[i];
 }
 
 // --- norm(residual + dropped (in + in_bias)) -------------------------------------------------------------------------------
@@ -297,6 +326,23 @@ __device__ inline float row_sum(float x, float* shared) {
   if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = x;
   __syncthreads();
   return shared[0] + shared[1] + shared[2] + shared[3];
+}
+
+// Of two numbers at once.
+__device__ inline void row_sums(float& x, float& y, float* shared) {
+#pragma unroll
+  for (int lane = 16; lane > 0; lane >>= 1) {
+    x += __shfl_xor_sync(0xFFFFFFFFu, x, lane);
+    y += __shfl_xor_sync(0xFFFFFFFFu, y, lane);
+  }
+  __syncthreads();
+  if (threadIdx.x % 32 == 0) {
+    shared[threadIdx.x / 32] = x;
+    shared[4 + threadIdx.x / 32] = y;
+  }
+  __syncthreads();
+  x = shared[0] + shared[1] + shared[2] + shared[3];
+  y = shared[4] + shared[5] + shared[6] + shared[7];
 }
 
 template <typename T, typename S, typename W, int MOST>
@@ -315,7 +361,7 @@ __global__ void add_norm(const T* in, const W* in_bias, const S* residual, const
       Eight<S> s = ((const Eight<S>*)residual)[at];
       if (in) {
         float factor[8];
-        factors(d, at, factor);
+        factors_in_row(d, u32(row), g, factor);
         Eight<T> x = ((const Eight<T>*)in)[at];
         Eight<W> b;
         if (in_bias) b = ((const Eight<W>*)in_bias)[g];
@@ -361,7 +407,7 @@ template <typename T, typename S, typename W, int MOST>
 __global__ void add_norm_backward(const T* d_out, const S* d_more, const T* hat, const float* inverse, const W* weight,
                                   S* d_sum, T* d_in, float* d_columns, u64 rows, u32 width, Dropout d) {
   d = drawn_now(d);
-  __shared__ float shared[4];
+  __shared__ float shared[8];
   float dw[MOST][8], db[MOST][8], di[MOST][8];
 #pragma unroll
   for (int k = 0; k < MOST; k++)
@@ -369,38 +415,41 @@ __global__ void add_norm_backward(const T* d_out, const S* d_more, const T* hat,
     for (int i = 0; i < 8; i++) dw[k][i] = db[k][i] = di[k][i] = 0;
   u32 groups = width / 8;
   for (u64 row = blockIdx.x; row < rows; row += gridDim.x) {
+    Eight<T> dy[MOST], h[MOST];
     float inv = inverse[row], a = 0, b = 0;
 #pragma unroll
     for (int k = 0; k < MOST; k++) {
       u32 g = threadIdx.x + k * blockDim.x;
       if (g >= groups) break;
-      Eight<T> dy = ((const Eight<T>*)d_out)[row * groups + g], h = ((const Eight<T>*)hat)[row * groups + g];
+      dy[k] = ((const Eight<T>*)d_out)[row * groups + g];
+      h[k] = ((const Eight<T>*)hat)[row * groups + g];
       Eight<W> w = ((const Eight<W>*)weight)[g];
 #pragma unroll
       for (int i = 0; i < 8; i++) {
-        float normed = wide(h.v[i]), grad = wide(dy.v[i]);
+        float normed = wide(h[k].v[i]), grad = wide(dy[k].v[i]);
         dw[k][i] += grad * normed;
         db[k][i] += grad;
         a += grad * wide(w.v[i]);
         b += grad * wide(w.v[i]) * normed;
       }
     }
-    a = row_sum(a, shared) / width;
-    b = row_sum(b, shared) / width;
+    row_sums(a, b, shared);
+    a /= width;
+    b /= width;
 #pragma unroll
     for (int k = 0; k < MOST; k++) {
       u32 g = threadIdx.x + k * blockDim.x;
       if (g >= groups) break;
       u64 at = row * groups + g;
       float factor[8];
-      factors(d, at, factor);
-      Eight<T> dy = ((const Eight<T>*)d_out)[at], h = ((const Eight<T>*)hat)[at], dx;
+      factors_in_row(d, u32(row), g, factor);
+      Eight<T> dx;
       Eight<S> ds, more;
       if (d_more) more = ((const Eight<S>*)d_more)[at];
       Eight<W> w = ((const Eight<W>*)weight)[g];
 #pragma unroll
       for (int i = 0; i < 8; i++) {
-        float value = (wide(dy.v[i]) * wide(w.v[i]) - a - wide(h.v[i]) * b) * inv + (d_more ? wide(more.v[i]) : 0);
+        float value = (wide(dy[k].v[i]) * wide(w.v[i]) - a - wide(h[k].v[i]) * b) * inv + (d_more ? wide(more.v[i]) : 0);
         store(ds.v[i], value);
         store(dx.v[i], value * factor[i]);
         di[k][i] += value * factor[i];
@@ -421,6 +470,158 @@ __global__ void add_norm_backward(const T* d_out, const S* d_more, const T* hat,
       to[plane + i] = db[k][i];
       to[2 * plane + i] = di[k][i];
     }
+  }
+}
+
+// --- The norm by the root mean square, without mean and bias ----------------------------------------------------------------------
+// As above: a block of 128 threads takes a row at a time, each thread MOST groups of eight.
+
+template <typename T, typename S, typename W, int MOST>
+__global__ void rms_norm(const S* in, const W* weight, T* out, float* inverse, u64 rows, u32 width, float eps) {
+  __shared__ float shared[4];
+  u32 groups = width / 8;
+  for (u64 row = blockIdx.x; row < rows; row += gridDim.x) {
+    Eight<S> x[MOST];
+    float squares = 0;
+#pragma unroll
+    for (int k = 0; k < MOST; k++) {
+      u32 g = threadIdx.x + k * blockDim.x;
+      if (g >= groups) break;
+      x[k] = ((const Eight<S>*)in)[row * groups + g];
+#pragma unroll
+      for (int i = 0; i < 8; i++) squares += wide(x[k].v[i]) * wide(x[k].v[i]);
+    }
+    float inv = rsqrtf(row_sum(squares, shared) / width + eps);
+#pragma unroll
+    for (int k = 0; k < MOST; k++) {
+      u32 g = threadIdx.x + k * blockDim.x;
+      if (g >= groups) break;
+      Eight<W> w = ((const Eight<W>*)weight)[g];
+      Eight<T> y;
+#pragma unroll
+      for (int i = 0; i < 8; i++) store(y.v[i], wide(x[k].v[i]) * inv * wide(w.v[i]));
+      ((Eight<T>*)out)[row * groups + g] = y;
+    }
+    if (threadIdx.x == 0) inverse[row] = inv;
+  }
+}
+
+// The gradient of `in`, with `d_past` added to it, which may be null or d_in itself. Of the weight the sums over this block's rows, in d_weight
+// [blocks, width], which may be null.
+template <typename T, typename S, typename W, int MOST>
+__global__ void rms_norm_backward(const T* d_out, const S* d_past, const S* in, const float* inverse, const W* weight, S* d_in, float* d_weight,
+                                  u64 rows, u32 width) {
+  __shared__ float shared[4];
+  float dw[MOST][8];
+#pragma unroll
+  for (int k = 0; k < MOST; k++)
+#pragma unroll
+    for (int i = 0; i < 8; i++) dw[k][i] = 0;
+  u32 groups = width / 8;
+  for (u64 row = blockIdx.x; row < rows; row += gridDim.x) {
+    Eight<T> dy[MOST];
+    Eight<S> x[MOST];
+    float inv = inverse[row], mean = 0;
+#pragma unroll
+    for (int k = 0; k < MOST; k++) {
+      u32 g = threadIdx.x + k * blockDim.x;
+      if (g >= groups) break;
+      dy[k] = ((const Eight<T>*)d_out)[row * groups + g];
+      x[k] = ((const Eight<S>*)in)[row * groups + g];
+      Eight<W> w = ((const Eight<W>*)weight)[g];
+#pragma unroll
+      for (int i = 0; i < 8; i++) {
+        float normed = wide(x[k].v[i]) * inv, grad = wide(dy[k].v[i]);
+        dw[k][i] += grad * normed;
+        mean += grad * wide(w.v[i]) * normed;
+      }
+    }
+    mean = row_sum(mean, shared) / width;
+#pragma unroll
+    for (int k = 0; k < MOST; k++) {
+      u32 g = threadIdx.x + k * blockDim.x;
+      if (g >= groups) break;
+      Eight<S> past, dx;
+      if (d_past) past = ((const Eight<S>*)d_past)[row * groups + g];
+      Eight<W> w = ((const Eight<W>*)weight)[g];
+#pragma unroll
+      for (int i = 0; i < 8; i++) {
+        float value = (wide(dy[k].v[i]) * wide(w.v[i]) - wide(x[k].v[i]) * inv * mean) * inv;
+        store(dx.v[i], value + (d_past ? wide(past.v[i]) : 0));
+      }
+      ((Eight<S>*)d_in)[row * groups + g] = dx;
+    }
+  }
+  if (!d_weight) return;
+#pragma unroll
+  for (int k = 0; k < MOST; k++) {
+    u32 g = threadIdx.x + k * blockDim.x;
+    if (g >= groups) break;
+    float* to = d_weight + u64(blockIdx.x) * width + g * 8;
+#pragma unroll
+    for (int i = 0; i < 8; i++) to[i] = dw[k][i];
+  }
+}
+
+// --- The cross-entropy of rows of logits ------------------------------------------------------------------------------------------
+// A block of 512 threads takes a row of `width` logits, a multiple of eight. `loss` gets minus the logarithm of the label's share, 0 where the
+// label is `ignored`. Where `differentiates`, the gradient of that is written over the logits.
+
+template <typename T> __device__ inline float exponential(float x) { return sizeof(T) == 2 ? fast_exp2(LOG2_E * x) : expf(x); }
+
+// Over the 16 warps of a block; every thread gets it.
+template <bool is_maximum> __device__ inline float over_block(float x, float* shared) {
+#pragma unroll
+  for (int lane = 16; lane > 0; lane >>= 1) {
+    float other = __shfl_xor_sync(0xFFFFFFFFu, x, lane);
+    x = is_maximum ? (other > x ? other : x) : x + other;
+  }
+  __syncthreads();
+  if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = x;
+  __syncthreads();
+  x = shared[0];
+#pragma unroll
+  for (int warp = 1; warp < 16; warp++) x = is_maximum ? (shared[warp] > x ? shared[warp] : x) : x + shared[warp];
+  return x;
+}
+
+template <typename T>
+__global__ void cross_entropy(T* logits, const long long* labels, float* loss, u32 width, long long ignored, u32 differentiates) {
+  __shared__ float shared[16];
+  u64 row = blockIdx.x;
+  Eight<T>* x = (Eight<T>*)(logits + row * width);
+  long long label = labels[row];
+  bool counts = label != ignored;
+  u32 groups = width / 8;
+  float at_label = counts ? wide(logits[row * width + u64(label)]) : 0;
+  // The sum of exponentials is kept with the highest logit so far taken out.
+  float highest = -3e38f, sum = 0;
+  for (u32 g = threadIdx.x; g < groups && counts; g += blockDim.x) {
+    Eight<T> y = x[g];
+    float most = wide(y.v[0]);
+#pragma unroll
+    for (int i = 1; i < 8; i++) most = wide(y.v[i]) > most ? wide(y.v[i]) : most;
+    if (most > highest) {
+      sum *= exponential<T>(highest - most);
+      highest = most;
+    }
+#pragma unroll
+    for (int i = 0; i < 8; i++) sum += exponential<T>(wide(y.v[i]) - highest);
+  }
+  float top = over_block<true>(highest, shared);
+  sum = over_block<false>(sum * exponential<T>(highest - top), shared);
+  if (threadIdx.x == 0) loss[row] = counts ? logf(sum) + top - at_label : 0;
+  if (!differentiates) return;
+  float inverse = counts ? 1 / sum : 0;
+  for (u32 g = threadIdx.x; g < groups; g += blockDim.x) {
+    Eight<T> y;
+    if (counts) y = x[g];
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+      float share = counts ? exponential<T>(wide(y.v[i]) - top) * inverse : 0;
+      store(y.v[i], counts && label == (long long)(g * 8 + i) ? share - 1 : share);
+    }
+    x[g] = y;
   }
 }
 

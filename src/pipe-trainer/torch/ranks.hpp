@@ -275,7 +275,7 @@ class StandIn : public Link {
     auto ns = (unsigned long long)(latency_ns + double(tensor.numel() * tensor.element_size()) / bytes_per_ns);
     // The stream of this thread is where kernels are launched.
     auto before = cards.exchangeStream(stream);
-    cuda::launch(card, "spin", blocks, 512, ns);
+    cuda::launch(card, kernels::spin(), blocks, ns);
     cards.exchangeStream(before);
   }
   void broadcast(Tensor tensor, int) override { sum(std::move(tensor)); }

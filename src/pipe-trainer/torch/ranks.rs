@@ -249,4 +249,24 @@ mod tests {
         while !link.done().unwrap() {}
         let _ = std::fs::remove_file(path);
     }
+
+    /// A product that adds to a gradient by itself, past autograd, begins the sum of its bucket too.
+    #[test]
+    fn a_product_that_adds_to_a_gradient_is_noticed() {
+        let path = std::env::temp_dir().join(format!("pipe-meeting-product-{}", std::process::id()));
+        let (link, _) = rendezvous(&path, 0, 1, Duration::from_secs(60), ("lo", true), None).unwrap();
+        let weight = Tensor::ones([3, 4], (Kind::Float, Device::Cpu)).set_requires_grad(true);
+        let gradient = Tensor::zeros([3, 4], (Kind::Float, Device::Cpu));
+        let buckets = BucketSums::new(link, &[&gradient], &[&weight], &[0]).unwrap();
+        crate::torch::set_gradient(&weight, Some(&gradient)).unwrap();
+        for early in [0, 1, 1] {
+            buckets.watch(false, true).unwrap();
+            let input = Tensor::ones([5, 4], (Kind::BFloat16, Device::Cpu));
+            crate::torch::linear(&input, &weight, None).unwrap().sum(Kind::Float).backward();
+            assert_eq!(buckets.finish().unwrap(), Some(early));
+            while !link.done().unwrap() {}
+        }
+        assert_eq!(gradient, Tensor::full([3, 4], 15.0, (Kind::Float, Device::Cpu)));
+        let _ = std::fs::remove_file(path);
+    }
 }

@@ -134,25 +134,37 @@ struct LinearCrossEntropy : torch::autograd::Function<LinearCrossEntropy> {
       auto end = std::min(start + rows, hidden.size(0));
       auto h = hidden.slice(0, start, end);
       auto label = labels.slice(0, start, end);
-      auto kept = label.ne(ignored);
-      auto at_label = label.masked_fill(kept.logical_not(), 0).unsqueeze(1);
       auto logits = at::linear(h, weight);
-      auto log_p = at::_log_softmax(logits.to(at::kFloat), 1, false);
-      logits.reset();
-      auto factor = kept.to(at::kFloat).unsqueeze(1);
-      total.sub_(log_p.gather(1, at_label).mul_(factor).sum());
+      Tensor d_logits;
+      if (cross_entropy_fits(hidden, weight.size(0))) {
+        total.add_(cross_entropy(logits, label, ignored, differentiate).sum());
+        d_logits = logits;
+      } else {
+        d_logits = add_loss(total, std::move(logits), label, ignored, differentiate);
+      }
       if (differentiate) {
-        auto d_logits = log_p.exp_();
-        d_logits.scatter_add_(1, at_label, at::full_like(at_label, -1, log_p.options()));
-        d_logits.mul_(factor);
-        auto cast = d_logits.to(hidden.scalar_type());
         auto into = d_hidden.slice(0, start, end);
-        at::mm_out(into, cast, weight);
-        if (trains_head) d_weight.addmm_(cast.t(), h);
+        at::mm_out(into, d_logits, weight);
+        if (trains_head) d_weight.addmm_(d_logits.t(), h);
       }
     }
     ctx->save_for_backward({d_hidden, d_weight});
     return total;
+  }
+
+  // Where there is no kernel for it. Gives the gradient of the logits.
+  static Tensor add_loss(Tensor& total, Tensor logits, const Tensor& label, int64_t ignored, bool differentiate) {
+    auto type = logits.scalar_type();
+    auto kept = label.ne(ignored);
+    auto at_label = label.masked_fill(kept.logical_not(), 0).unsqueeze(1);
+    auto log_p = at::_log_softmax(logits.to(at::kFloat), 1, false);
+    logits.reset();
+    auto factor = kept.to(at::kFloat).unsqueeze(1);
+    total.sub_(log_p.gather(1, at_label).mul_(factor).sum());
+    if (!differentiate) return Tensor();
+    auto d_logits = log_p.exp_();
+    d_logits.scatter_add_(1, at_label, at::full_like(at_label, -1, log_p.options()));
+    return d_logits.mul_(factor).to(type);
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list gradients) {
@@ -292,12 +304,23 @@ char* pipe_add_norm(Tensor* in, Tensor* in_bias, Tensor* residual, Tensor* weigh
   });
 }
 
-// `count` weights, then as many biases or none; as many results.
-char* pipe_linears(Tensor* in, Tensor** layers, size_t total, size_t count, Tensor** outs) {
+// Null where there is no kernel for it. `type` is that of the result; `past` gets the input.
+char* pipe_rms_norm(Tensor* in, Tensor* weight, int type, double eps, Tensor** out, Tensor** past) {
+  return guarded([&] {
+    *out = nullptr;
+    if (!add_norm_fits(*in, *weight, at::ScalarType(type))) return;
+    auto results = RmsNorm::apply(*in, *weight, int64_t(type), eps);
+    *out = new Tensor(results[0]);
+    *past = new Tensor(results[1]);
+  });
+}
+
+// `count` weights, then as many biases or none; as many results, and one more, the input, where `passes` is set.
+char* pipe_linears(Tensor* in, Tensor** layers, size_t total, size_t count, bool passes, Tensor** outs) {
   return guarded([&] {
     auto all = list(layers, total);
-    auto results = Linears::apply(*in, at::TensorList(all), int64_t(count));
-    for (size_t i = 0; i < count; i++) outs[i] = new Tensor(results[i]);
+    auto results = Linears::apply(*in, at::TensorList(all), int64_t(count), passes);
+    for (size_t i = 0; i < results.size(); i++) outs[i] = new Tensor(results[i]);
   });
 }
 
@@ -305,11 +328,13 @@ char* pipe_linear(Tensor* in, Tensor* weight, Tensor* bias, Tensor** out) {
   return guarded([&] { *out = new Tensor(Linear::apply(*in, *weight, optional(bias))); });
 }
 
-// Of `layers` w1, b1, the gate, w2 and b2; absent ones are null. On a card only.
-char* pipe_feed_forward(Tensor* in, Tensor** layers, int64_t kind, const Dropped* dropped, Tensor** out) {
+// Of `layers` w1, b1, the gate, w2 and b2; absent ones are null. `past`, where it is not null, gets the input. On a card only.
+char* pipe_feed_forward(Tensor* in, Tensor** layers, int64_t kind, const Dropped* dropped, Tensor** out, Tensor** past) {
   return guarded([&] {
     auto* l = layers;
-    *out = new Tensor(FeedForward::apply(*in, *l[0], optional(l[1]), optional(l[2]), *l[3], optional(l[4]), kind, *dropped));
+    auto results = FeedForward::apply(*in, *l[0], optional(l[1]), optional(l[2]), *l[3], optional(l[4]), kind, *dropped, past != nullptr);
+    *out = new Tensor(results[0]);
+    if (past) *past = new Tensor(results[1]);
   });
 }
 

@@ -12,7 +12,7 @@ use tch::{Kind, Tensor};
 use super::attention::{self, Scores, attend, key_mask, row_multiple};
 use super::classification;
 use super::interface::{Encoder, Model};
-use super::layers::{LayerNorm, Linear, PostNormOutput, merge_heads, split_heads, together};
+use super::layers::{LayerNorm, Linear, PostNormOutput, merge_heads, split_heads, together_and_residual};
 use super::pass::{self, Mode, Pass};
 use super::setup::{Setup, Start};
 use super::weights::{SharedTensor, Weights};
@@ -245,15 +245,15 @@ impl Layer {
 impl pass::Block for Layer {
     /// `inputs` are hidden states and where packed samples stand or, where there is padding, what hides it.
     fn forward(&self, inputs: &[&Tensor], pass: Pass) -> Result<Tensor, TrainerError> {
-        let (hidden, rows) = (inputs[0], &inputs[1..]);
+        let rows = &inputs[1..];
         let scores = match <[&Tensor; PACKED_TENSORS]>::try_from(rows) {
             Ok(tensors) => Scores { packed: Some([Packed::from_tensors(tensors); 2]), ..Scores::default() },
             Err(_) => Scores { key_mask: rows.first().copied(), ..Scores::default() },
         };
-        let [q, k, v] = together(hidden, [&self.query, &self.key, &self.value], pass)?;
+        let ([q, k, v], hidden) = together_and_residual(inputs[0], [&self.query, &self.key, &self.value], pass)?;
         let [q, k, v] = [split_heads(&q, self.heads)?, split_heads(&k, self.heads)?, split_heads(&v, self.heads)?];
         let attended = attend([&q, &k, &v], scores, pass.dropping(self.attention_dropout))?;
-        self.output.forward(&merge_heads(&attended)?, hidden, pass)
+        self.output.forward(&merge_heads(&attended)?, &hidden, pass)
     }
 }
 

@@ -57,10 +57,10 @@ impl Layer {
         rows: Rows<'_>,
         pass: Pass,
     ) -> Result<Tensor, TrainerError> {
-        let normed = self.input_norm.forward(hidden)?.f_to_kind(pass.compute)?;
+        let (normed, hidden) = self.input_norm.forward_and_residual(hidden, pass.compute)?;
         let attended = self.attend(&normed, turns, rows, pass)?;
         let hidden = hidden.f_add(&self.attention_output.forward(&attended, pass)?)?;
-        let normed = self.post_attention_norm.forward(&hidden)?.f_to_kind(pass.compute)?;
+        let (normed, hidden) = self.post_attention_norm.forward_and_residual(&hidden, pass.compute)?;
         Ok(hidden.f_add(&self.feed_forward.forward(&normed, pass)?)?)
     }
 

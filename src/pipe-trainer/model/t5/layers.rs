@@ -15,6 +15,7 @@ use crate::model::layers::{self, Linear, RmsNorm};
 use crate::model::pass::{self, Pass};
 use crate::model::setup::hidden_score;
 use crate::model::weights::{SharedTensor, Weights};
+use crate::torch;
 
 pub struct Stack {
     pub(super) blocks: Vec<Arc<Block>>,
@@ -224,24 +225,39 @@ impl Attention {
         scores: Scores<'_>,
         pass: Pass,
     ) -> Result<Tensor, TrainerError> {
-        let normed = self.layer_norm.forward(hidden)?.f_to_kind(pass.compute)?;
-        let memory = memory.unwrap_or(&normed);
-        let (q, k, v) = (
-            self.heads_of(&normed, &self.q, pass)?,
-            self.heads_of(memory, &self.k, pass)?,
-            self.heads_of(memory, &self.v, pass)?,
-        );
+        let (normed, hidden) = self.layer_norm.forward_and_residual(hidden, pass.compute)?;
+        let [q, k, v] = match memory {
+            None => self.heads_of(&normed, [&self.q, &self.k, &self.v], pass)?,
+            Some(memory) => {
+                let [q] = self.heads_of(&normed, [&self.q], pass)?;
+                let [k, v] = self.heads_of(memory, [&self.k, &self.v], pass)?;
+                [q, k, v]
+            }
+        };
         let attended = attend([&q, &k, &v], scores, pass)?;
         let (batch, length, _) = hidden.size3()?;
         let merged = attended.f_transpose(1, 2)?.f_reshape([batch, length, self.heads * self.d_kv])?;
-        pass.drop_add(&pass.linear(&merged, &self.o, None)?, hidden)
+        pass.drop_add(&pass.linear(&merged, &self.o, None)?, &hidden)
     }
 
-    /// [batch, length, d_model] to [batch, heads, length, d_kv]
-    fn heads_of(&self, input: &Tensor, projection: &Tensor, pass: Pass) -> Result<Tensor, TrainerError> {
+    /// [batch, length, d_model] to [batch, heads, length, d_kv], by each projection. On a card they are one product: so is the gradient of the
+    /// input, of which nothing is added up afterwards.
+    fn heads_of<const N: usize>(
+        &self,
+        input: &Tensor,
+        projections: [&SharedTensor; N],
+        pass: Pass,
+    ) -> Result<[Tensor; N], TrainerError> {
         let (batch, length, _) = input.size3()?;
-        let projected = pass.linear(input, projection, None)?;
-        Ok(projected.f_view([batch, length, self.heads, self.d_kv])?.f_transpose(1, 2)?)
+        let projected = match N > 1 && input.device().is_cuda() {
+            true => Vec::from(torch::linears(input, projections.map(|projection| &**projection), None)?),
+            false => {
+                projections.iter().map(|projection| pass.linear(input, projection, None)).collect::<Result<_, _>>()?
+            }
+        };
+        let heads = |one: &Tensor| one.f_view([batch, length, self.heads, self.d_kv])?.f_transpose(1, 2);
+        let all = projected.iter().map(heads).collect::<Result<Vec<_>, _>>()?;
+        Ok(all.try_into().expect("each projection has a result"))
     }
 }
 
@@ -263,8 +279,8 @@ impl FeedForward {
     }
 
     pub(super) fn forward(&self, hidden: &Tensor, pass: Pass) -> Result<Tensor, TrainerError> {
-        let normed = self.layer_norm.forward(hidden)?.f_to_kind(pass.compute)?;
-        pass.drop_add(&self.layers.forward(&normed, pass)?, hidden)
+        let (normed, hidden) = self.layer_norm.forward_and_residual(hidden, pass.compute)?;
+        pass.drop_add(&self.layers.forward(&normed, pass)?, &hidden)
     }
 }
 
