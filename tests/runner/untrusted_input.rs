@@ -19,6 +19,7 @@ pub fn tests(suite: &mut Suite) {
     test("details_show_no_secrets", secrets_in_process);
     test("a_mount_of_the_engines_socket_is_refused", socket);
     test("an_engine_at_an_unusual_path_is_refused", unnamed_socket);
+    suite.test("untrusted_input::containerd_at_an_unusual_path_is_refused", Needs::OwnDaemon, containerd);
     suite.test("untrusted_input::details_show_no_secrets_in_docker", Needs::Docker, secrets_in_docker);
     suite.test("untrusted_input::ctrl_c_while_a_context_is_hashed", Needs::Docker, context);
 }
@@ -48,6 +49,37 @@ fn unnamed_socket() {
     refused.says("container.mounts.0.host").says("set container.engine_socket: true");
     write(", engine_socket: true");
     folder.pipe(&["check", "job.yaml"]).exits(0);
+}
+
+/// A real one, which Docker brings: as an engine, and by the interface that CRI-O has as well.
+fn containerd() {
+    let folder = Folder::new();
+    let data = folder.path().join("data");
+    std::fs::create_dir_all(&data).unwrap();
+    let at = |name: &str| data.join(name).display().to_string();
+    let (root, state, socket, other) = (at("root"), at("state"), at("x"), at("y"));
+    let settings = format!(
+        "version = 2\nroot = {root:?}\nstate = {state:?}\n[grpc]\naddress = {socket:?}\n[ttrpc]\naddress = {other:?}\n"
+    );
+    folder.write("containerd.toml", settings);
+    folder.write(
+        "job.yaml",
+        "{version: 1, name: c, command: [\"true\"], container: {image: \"none:1\", mounts: [{host: data, container: /data}]}}",
+    );
+    folder.pipe(&["check", "job.yaml"]).exits(0);
+    let log = File::create(folder.path().join("log")).unwrap();
+    let mut daemon = Command::new("containerd")
+        .arg("--config")
+        .arg(folder.path().join("containerd.toml"))
+        .stdout(log.try_clone().unwrap())
+        .stderr(log)
+        .spawn()
+        .unwrap();
+    folder.wait_until("containerd serves", || folder.read("log").contains("successfully booted"));
+    let refused = folder.pipe(&["check", "job.yaml"]);
+    daemon.kill().unwrap();
+    daemon.wait().unwrap();
+    refused.exits(3).says("data/x").says("container.mounts.0.host");
 }
 
 fn endless() {
