@@ -44,7 +44,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// What a function returns, and the bytes that it had on the heap at most.
+/// Runs a function; returns its result, and the bytes that it had on the heap at most.
 pub fn peak_of<T>(act: impl FnOnce() -> T) -> (T, isize) {
     let before = HELD.get();
     PEAK.set(before);

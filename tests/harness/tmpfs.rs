@@ -66,7 +66,7 @@ impl Disk {
         assert_eq!(done, 0, "{}", std::io::Error::last_os_error());
     }
 
-    /// What is on the disk, in the place of what was there before the cut.
+    /// Mounts what is on the disk in the place of what was there before the cut.
     pub fn restart(mut self) -> Self {
         let image = self.image.with_extension("image2");
         std::fs::copy(&self.image, &image).unwrap();
