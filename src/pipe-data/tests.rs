@@ -6,9 +6,10 @@ use std::io::Write as _;
 use std::path::Path;
 use std::sync::Arc;
 
+use parquet::basic::{BrotliLevel, Compression, GzipLevel, ZstdLevel};
 use parquet::data_type::{ByteArray, ByteArrayType, DataType, Int32Type, Int64Type, Int96, Int96Type};
 use parquet::file::metadata::KeyValue;
-use parquet::file::properties::WriterProperties;
+use parquet::file::properties::{WriterProperties, WriterVersion};
 use parquet::file::writer::{SerializedFileWriter, SerializedRowGroupWriter};
 use parquet::schema::parser::parse_message_type;
 use pipe_spec::pipeline::{Data, Task};
@@ -42,6 +43,14 @@ unsafe impl GlobalAlloc for Counting {
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
+
+/// Runs a function; returns its result, and the bytes that it had on the heap at most.
+pub fn peak_of<T>(act: impl FnOnce() -> T) -> (T, isize) {
+    let before = HELD.get();
+    PEAK.set(before);
+    let result = act();
+    (result, PEAK.get() - before)
+}
 
 /// Rows in memory.
 #[derive(Default)]
@@ -219,10 +228,8 @@ fn memory_is_bounded_whatever_the_row_group_holds() {
     let table = ParquetTable::open(&path, &selection("a", "b")).unwrap();
     assert!(table.largest_group() > 180 << 20, "{}", table.largest_group());
     let mut lines = Lines { drops: true, ..Lines::default() };
-    let before = HELD.get();
-    PEAK.set(before);
-    table.read(0, Path::new("/data"), &mut lines).unwrap();
-    let peak = PEAK.get() - before;
+    let (read, peak) = peak_of(|| table.read(0, Path::new("/data"), &mut lines));
+    read.unwrap();
     println!("{} MiB at most", peak >> 20);
     assert!(peak < 24 << 20, "{} MiB", peak >> 20);
 }
@@ -244,12 +251,51 @@ fn a_page_that_promises_too_much_is_refused_by_its_header() {
     bytes[7..11].copy_from_slice(&[0xff, 0xff, 0xff, 0x7e]);
     std::fs::write(&path, bytes).unwrap();
     let table = ParquetTable::open(&path, &selection("a", "a")).unwrap();
-    let before = HELD.get();
-    PEAK.set(before);
-    let Err(ReadError::File(error)) = table.read(0, Path::new("/data"), &mut Lines::default()) else { panic!("read") };
+    let (read, peak) = peak_of(|| table.read(0, Path::new("/data"), &mut Lines::default()));
+    let Err(ReadError::File(error)) = read else { panic!("read") };
     assert!(error.starts_with("row group 1: a page of 127"), "{error}");
     assert!(error.ends_with("allowed: at most 64.0 MiB; write it with smaller pages"), "{error}");
-    assert!(PEAK.get() - before < 1 << 20, "{} bytes", PEAK.get() - before);
+    assert!(peak < 1 << 20, "{peak} bytes");
+}
+
+/// Every way to compress, and both kinds of pages: the same rows; and a page whose header names a smaller size than it has.
+#[test]
+fn compressed_pages() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.parquet");
+    let schema = Arc::new(parse_message_type("message schema { optional binary a (UTF8); }").unwrap());
+    let text = "b".repeat(1_200_000);
+    for codec in [
+        Compression::UNCOMPRESSED,
+        Compression::SNAPPY,
+        Compression::ZSTD(ZstdLevel::default()),
+        Compression::GZIP(GzipLevel::default()),
+        Compression::BROTLI(BrotliLevel::default()),
+        Compression::LZ4,
+        Compression::LZ4_RAW,
+    ] {
+        for version in [WriterVersion::PARQUET_1_0, WriterVersion::PARQUET_2_0] {
+            let properties = WriterProperties::builder().set_compression(codec).set_writer_version(version);
+            let properties = Arc::new(properties.set_dictionary_enabled(false).build());
+            let file = std::fs::File::create(&path).unwrap();
+            let mut writer = SerializedFileWriter::new(file, Arc::clone(&schema), properties).unwrap();
+            let mut group = writer.next_row_group().unwrap();
+            column::<ByteArrayType>(&mut group, &[text.as_str().into(), "c".into()], &[1, 0, 1], &[]);
+            group.close().unwrap();
+            writer.close().unwrap();
+            let expected = format!("{{\"a\":\"{text}\"}}\n{{\"a\":null}}\n{{\"a\":\"c\"}}\n");
+            assert_eq!(read(&path, &selection("a", "a")).unwrap(), expected, "{codec} {version:?}");
+
+            let mut bytes = std::fs::read(&path).unwrap();
+            assert_eq!((bytes[4], bytes[6], bytes[10] & 0x80), (0x15, 0x15, 0), "{:x?}", &bytes[..12]);
+            bytes[7..11].copy_from_slice(&[0x80, 0x80, 0x80, 0x01]);
+            std::fs::write(&path, bytes).unwrap();
+            if codec != Compression::UNCOMPRESSED {
+                let error = read(&path, &selection("a", "a")).unwrap_err();
+                assert!(error.starts_with("row group 1: a page "), "{codec} {version:?}: {error}");
+            }
+        }
+    }
 }
 
 #[test]

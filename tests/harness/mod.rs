@@ -13,4 +13,5 @@ pub use answer::Answer;
 pub use folder::Folder;
 pub use running::Running;
 pub use suite::{Needs, Suite};
-pub use tmpfs::Tmpfs;
+#[allow(unused_imports)] // The runner's tests alone use a disk.
+pub use tmpfs::{Disk, Tmpfs};

@@ -20,6 +20,8 @@ pub enum Needs {
     Docker,
     /// To be root, for mounts and other users.
     Root,
+    /// The same, and `mkfs.ext4`.
+    Ext4,
     /// The packages of tests/transformers.txt, or a python3 that has them.
     Transformers,
     /// The daemon, and the packages of tests/python.txt and tests/python-transformers.txt.
@@ -81,6 +83,9 @@ impl Needs {
             }
             Self::Chromium => chromium().is_none().then_some("no Chromium"),
             Self::Root => (!root()).then_some("not root"),
+            Self::Ext4 => {
+                (!root() || !succeeds(Command::new("mkfs.ext4").arg("-V"))).then_some("not root, or no mkfs.ext4")
+            }
             Self::Slurm => {
                 (!root() || !slurm()).then_some("not root, or no Slurm; `tests/slurm/cluster install` installs it")
             }
@@ -107,7 +112,7 @@ impl Needs {
             Self::Docker26 => Some("PIPE_REQUIRE_DOCKER26"),
             Self::Slurm | Self::SlurmAndDocker => Some("PIPE_REQUIRE_SLURM"),
             Self::Transformers => Some("PIPE_REQUIRE_TRANSFORMERS"),
-            Self::Mlflow | Self::Wandb | Self::Optuna | Self::Optuna4 | Self::Python => None,
+            Self::Ext4 | Self::Mlflow | Self::Wandb | Self::Optuna | Self::Optuna4 | Self::Python => None,
         }
     }
 }

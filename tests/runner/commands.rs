@@ -131,7 +131,7 @@ fn exits_3(engine: &str) {
 }
 
 fn flood(engine: &str) {
-    let folder = folder(engine, "flood 100", "");
+    let folder = folder(engine, "flood 20", "");
     folder.pipe(&["run", "job.yaml"]).exits(0);
     let want = [(8, 2), (4, 4), (2, 8), (1, 16)];
     let found: Vec<_> = attempts(&folder).iter().map(|(batch, accum, ..)| (*batch, *accum)).collect();

@@ -18,7 +18,7 @@ pub fn tests(suite: &mut Suite) {
     suite.test("detach_and_resume::resume_refuses_other_settings", Needs::Nothing, resume_keeps_the_maths);
     suite.test("detach_and_resume::resume_refuses_other_data", Needs::Nothing, resume_keeps_the_data);
     suite.test("detach_and_resume::logs_are_followed", Needs::Nothing, logs_are_followed);
-    suite.test("detach_and_resume::a_large_log_in_little_memory", Needs::Nothing, || large_log(300_000));
+    suite.test("detach_and_resume::a_large_log_in_little_memory", Needs::Nothing, || large_log(150_000));
     suite.thorough("detach_and_resume::a_very_large_log_in_little_memory", Needs::Nothing, || large_log(1_000_000));
     suite.test("detach_and_resume::runs_queue_for_a_card", Needs::Nothing, queue);
     suite.test("detach_and_resume::damaged_folders_are_listed", Needs::Nothing, damaged);

@@ -2,10 +2,11 @@
 //! rotates, and no link that it plants is followed.
 
 use std::os::unix::fs::PermissionsExt;
+use std::process::Command;
 
 use serde_json::Value;
 
-use crate::harness::{Folder, Needs, Suite, Tmpfs};
+use crate::harness::{Disk, Folder, Needs, Suite, Tmpfs};
 use crate::stand_ins::daemon::Daemon;
 use crate::stand_ins::job;
 
@@ -16,6 +17,7 @@ pub fn tests(suite: &mut Suite) {
     suite.test("job_folder::a_daemon_that_rotates_logs::docker", Needs::OwnDaemon, rotated);
     suite.test("job_folder::events_after_the_pipe_was_killed::process", Needs::Nothing, after_the_pipe);
     suite.test("job_folder::a_full_disk::process", Needs::Root, full_disk);
+    suite.test("job_folder::a_power_cut::process", Needs::Ext4, power_cut);
     suite.test("job_folder::a_hole_in_the_output::process", Needs::Nothing, holes);
     suite.test("job_folder::a_cache_that_allows_no_programs::process", Needs::Root, noexec);
     suite.test("job_folder::settings_changed_by_hand::process", Needs::Nothing, settings_changed);
@@ -130,6 +132,46 @@ fn settings_changed() {
 }
 
 /// Holes in the files that `pipe` reads along, each larger than any disk: they take neither time nor memory nor room in the log.
+/// The job's output is given back to the disk as the log gets it: no line may be missing from both.
+fn power_cut() {
+    let folder = Folder::new();
+    let script = "test -f restarted && exit\ni=1\nwhile :\ndo seq $i $((i + 999))\ni=$((i + 1000))\nsleep 0.01\ndone\n";
+    let yaml = "version: 1\nname: job\nengine: process\ncommand: [sh, script.sh]\ncontainer: {gpus: 0}\n";
+    folder.write("script.sh", script).write("job.yaml", yaml);
+    let disk = Disk::mount(folder.path().join("runs"), 256 << 20);
+    let running = folder.start(&["run", "job.yaml"]);
+    let kept = || folder.state().and_then(|state| state["attempts"][0]["log"]["bytes"].as_u64()).unwrap_or(0);
+    // The second time, so that much was written between the two.
+    for _ in 0..2 {
+        let before = kept();
+        folder.wait_until("the position in the log is kept", || kept() > before);
+    }
+    let before = kept();
+    disk.cut_power();
+    running.kill_alive();
+    end_job(&folder);
+    let disk = disk.restart();
+    let log = folder.read_run("attempts/01/log.txt");
+    assert!(log.len() as u64 >= before, "the log has {} of {before} bytes", log.len());
+    folder.write("restarted", "");
+    folder.start(&["resume", "latest"]).end().exits(0);
+    let log = folder.read_run("attempts/01/log.txt");
+    let wrong = log.lines().zip(1..).find(|(line, number)| *line != number.to_string());
+    assert_eq!(wrong, None::<(&str, u64)>, "a line is missing or damaged");
+    drop(disk);
+}
+
+/// Kills every process of the folder's runs.
+fn end_job(folder: &Folder) {
+    let runs = folder.path().join("runs").display().to_string();
+    for process in std::fs::read_dir("/proc").unwrap().flatten() {
+        let environment = std::fs::read(process.path().join("environ")).unwrap_or_default();
+        if String::from_utf8_lossy(&environment).contains(&runs) {
+            Command::new("kill").arg("-9").arg(process.file_name()).status().unwrap();
+        }
+    }
+}
+
 fn holes() {
     let folder = Folder::new();
     let script = "job=\"$PIPE_RUN/../attempts/01/job\"\necho one\ntruncate -s 4T \"$job/output\"\n\

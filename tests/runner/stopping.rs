@@ -21,6 +21,7 @@ pub fn tests(suite: &mut Suite) {
     suite.test("stopping::a_run_of_another_host_is_asked_by_a_file", Needs::Nothing, other_host);
     suite.test("stopping::rm_removes::process", Needs::Nothing, rm_removes);
     suite.test("stopping::a_failed_test_leaves_no_pipe::process", Needs::Nothing, left_behind);
+    suite.test("stopping::a_removed_run_folder_leaves_no_container::docker", Needs::Docker, removed_folder);
     suite.test("stopping::another_user_cannot_hold_or_stop_a_run", Needs::Root, other_user);
 }
 
@@ -48,6 +49,18 @@ fn left_behind() {
     drop(running);
     assert!(!std::path::Path::new(&format!("/proc/{id}")).exists());
     assert_eq!(folder.show()["status"], "stopped");
+}
+
+/// A person removes the folder of a run that is not over.
+fn removed_folder() {
+    let folder = job::folder("sleep", "");
+    let running = folder.start(&["run", "job.yaml", "--engine", "docker"]);
+    folder.wait_for_log(1, "sleeping");
+    assert_eq!(folder.containers().len(), 1);
+    std::fs::remove_dir_all(folder.run_folder()).unwrap();
+    running.signal("INT");
+    running.end().exits(1).says("cannot write");
+    assert!(folder.containers().is_empty());
 }
 
 /// Another user holds the lock of a run, from the time when anybody could open it, and tries to stop one that runs.

@@ -19,6 +19,8 @@ pub fn tests(suite: &mut Suite) {
     test("details_show_no_secrets", secrets_in_process);
     test("a_mount_of_the_engines_socket_is_refused", socket);
     test("an_engine_at_an_unusual_path_is_refused", unnamed_socket);
+    test("a_pipe_in_a_run_folder_is_not_waited_for", planted_pipes);
+    suite.test("untrusted_input::containerd_at_an_unusual_path_is_refused", Needs::OwnDaemon, containerd);
     suite.test("untrusted_input::details_show_no_secrets_in_docker", Needs::Docker, secrets_in_docker);
     suite.test("untrusted_input::ctrl_c_while_a_context_is_hashed", Needs::Docker, context);
 }
@@ -48,6 +50,71 @@ fn unnamed_socket() {
     refused.says("container.mounts.0.host").says("set container.engine_socket: true");
     write(", engine_socket: true");
     folder.pipe(&["check", "job.yaml"]).exits(0);
+}
+
+/// A real one, which Docker brings: as an engine, and by the interface that CRI-O has as well.
+fn containerd() {
+    let folder = Folder::new();
+    let data = folder.path().join("data");
+    std::fs::create_dir_all(&data).unwrap();
+    let at = |name: &str| data.join(name).display().to_string();
+    let (root, state, socket, other) = (at("root"), at("state"), at("x"), at("y"));
+    let settings = format!(
+        "version = 2\nroot = {root:?}\nstate = {state:?}\n[grpc]\naddress = {socket:?}\n[ttrpc]\naddress = {other:?}\n"
+    );
+    folder.write("containerd.toml", settings);
+    folder.write(
+        "job.yaml",
+        "{version: 1, name: c, command: [\"true\"], container: {image: \"none:1\", mounts: [{host: data, container: /data}]}}",
+    );
+    folder.pipe(&["check", "job.yaml"]).exits(0);
+    let log = File::create(folder.path().join("log")).unwrap();
+    let mut daemon = Command::new("containerd")
+        .arg("--config")
+        .arg(folder.path().join("containerd.toml"))
+        .stdout(log.try_clone().unwrap())
+        .stderr(log)
+        .spawn()
+        .unwrap();
+    folder.wait_until("containerd serves", || folder.read("log").contains("successfully booted"));
+    let refused = folder.pipe(&["check", "job.yaml"]);
+    daemon.kill().unwrap();
+    daemon.wait().unwrap();
+    refused.exits(3).says("data/x").says("container.mounts.0.host");
+}
+
+/// In a folder of runs that several people write to, none of them can make the commands of the others wait.
+fn planted_pipes() {
+    let folder = Folder::new();
+    folder.write("job.yaml", "{version: 1, name: c, engine: process, command: [echo, hi], container: {gpus: 0}}");
+    folder.pipe(&["run", "job.yaml"]).exits(0);
+    let run = folder.run_folder();
+    for name in
+        ["run.json", ".owner", "events.jsonl", "resolved.yaml", "pipeline.yaml", "lock.json", "attempts/01/log.txt"]
+    {
+        let file = run.join(name);
+        let content = std::fs::read(&file).unwrap_or_default();
+        std::fs::remove_file(&file).ok();
+        assert!(Command::new("mkfifo").arg(&file).status().unwrap().success());
+        let id = run.file_name().unwrap().to_str().unwrap();
+        for args in [
+            &["ls"][..],
+            &["show", id],
+            &["logs", id],
+            &["report", id, "--out", "report.html"],
+            &["diff", id, id],
+            &["resume", id],
+            &["prune", "--dry-run"],
+        ] {
+            // It ends within two minutes, whatever it says.
+            folder.start(args).end();
+        }
+        std::fs::remove_file(&file).unwrap();
+        std::fs::write(&file, content).unwrap();
+    }
+    // Nor is an empty variable of a script the name of a run.
+    folder.pipe(&["rm", "--force", ""]).exits(2).says("no run \"\"");
+    assert!(run.exists());
 }
 
 fn endless() {

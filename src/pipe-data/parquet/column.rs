@@ -1,23 +1,17 @@
-//! The columns of a table: where they stand in the schema, their cells row by row, the pictures in them, and the file that
-//! threads read them from.
+//! The columns of a table: where they stand in the schema, their cells row by row, and the pictures in them.
 
-use std::fs::File;
-use std::io::{self, BufReader, Read};
 use std::ops::Range;
-use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
-use bytes::Bytes;
 use parquet::basic::Type as Physical;
 use parquet::column::reader::{ColumnReaderImpl, get_typed_column_reader};
 use parquet::data_type::{Int96, Int96Type};
 use parquet::errors::ParquetError;
-use parquet::file::reader::{ChunkReader, Length, RowGroupReader};
+use parquet::file::reader::RowGroupReader;
 use parquet::record::Field;
 use parquet::record::reader::{ReaderIter, TreeBuilder};
 use parquet::schema::types::{SchemaDescPtr, SchemaDescriptor, Type};
-use pipe_spec::text::human_bytes;
 
 use super::shape::Shape;
 use super::value::{self, Kind};
@@ -215,100 +209,5 @@ pub fn picture<'a>(field: &'a Field, folder: &Path) -> Result<Picture<'a>, Strin
             }
         }
         other => Err(format!("{other}, which is no picture")),
-    }
-}
-
-/// A file that several threads read at once, each where it wants. An open file of the standard library has one place for all.
-pub struct SharedFile {
-    file: Arc<File>,
-    length: u64,
-    /// Bytes of a page at most, from when it is known where pages are: what is read through a reader then are their headers.
-    largest_page: Arc<OnceLock<u64>>,
-}
-
-impl SharedFile {
-    pub fn new(file: File) -> io::Result<Self> {
-        Ok(Self { length: file.metadata()?.len(), file: Arc::new(file), largest_page: Arc::default() })
-    }
-
-    pub fn largest_page(&self) -> Arc<OnceLock<u64>> {
-        self.largest_page.clone()
-    }
-}
-
-impl Length for SharedFile {
-    fn len(&self) -> u64 {
-        self.length
-    }
-}
-
-impl ChunkReader for SharedFile {
-    type T = BufReader<FileCursor>;
-
-    fn get_read(&self, start: u64) -> Result<Self::T, ParquetError> {
-        let largest_page = self.largest_page.get().copied();
-        Ok(BufReader::new(FileCursor { file: self.file.clone(), next: start, largest_page }))
-    }
-
-    /// A length in a damaged file that is beyond the file itself is not given memory.
-    fn get_bytes(&self, start: u64, length: usize) -> Result<Bytes, ParquetError> {
-        let end = start.checked_add(length as u64).filter(|end| *end <= self.length);
-        if end.is_none() {
-            let message = format!("{length} bytes at {start}, and the file has {}", self.length);
-            return Err(ParquetError::EOF(message));
-        }
-        let mut bytes = vec![0; length];
-        self.file.read_exact_at(&mut bytes, start)?;
-        Ok(bytes.into())
-    }
-}
-
-/// A reader with a position of its own.
-pub struct FileCursor {
-    file: Arc<File>,
-    next: u64,
-    /// Where a header of a page is next: the most that it may promise.
-    largest_page: Option<u64>,
-}
-
-/// The first words of the error of a page that is too large.
-pub const LARGE_PAGE: &str = "a page of ";
-
-/// Refuses a page by the first bytes of its header: memory is taken for what these say. Writers put its fields in the order of
-/// their numbers: the kind, the size, the compressed size.
-fn check_page(header: &[u8], largest: u64) -> io::Result<()> {
-    let mut rest = header.iter();
-    let mut next = || -> Option<u64> {
-        // The next field by number, a whole number, in thrift's compact form.
-        rest.next().filter(|kind| **kind == 0x15)?;
-        let mut number = 0u64;
-        for shift in (0..35).step_by(7) {
-            let byte = u64::from(*rest.next()?);
-            number |= (byte & 0x7f) << shift;
-            if byte < 0x80 {
-                return Some(number >> 1);
-            }
-        }
-        None
-    };
-    let (_, Some(size), Some(compressed)) = (next(), next(), next()) else {
-        return Err(io::Error::other("a page begins with no header"));
-    };
-    let size = size.max(compressed);
-    if size <= largest {
-        return Ok(());
-    }
-    let (size, largest) = (human_bytes(size), human_bytes(largest));
-    Err(io::Error::other(format!("{LARGE_PAGE}{size}; allowed: at most {largest}; write it with smaller pages")))
-}
-
-impl Read for FileCursor {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let count = self.file.read_at(buffer, self.next)?;
-        if let Some(largest) = self.largest_page.take() {
-            check_page(&buffer[..count], largest)?;
-        }
-        self.next += count as u64;
-        Ok(count)
     }
 }

@@ -5,37 +5,33 @@
 //! trusted: what the `parquet` crate or this module panics on is caught by the caller (`guarded`).
 
 mod column;
+mod pages;
 mod shape;
 mod value;
 
 use std::collections::HashMap;
-use std::fs::File;
 use std::path::Path;
 
 use parquet::errors::ParquetError;
-use parquet::file::reader::{FileReader, SerializedFileReader};
 use parquet::record::Field;
 use serde_json::Value;
 
 use crate::columns::ColumnSelection;
 use crate::compressed::{self, ReadError, RowSink};
 use crate::row::{LONGEST_ROW, too_long};
-use column::{Cells, Column, Picture, SharedFile};
+use column::{Cells, Column, Picture};
+use pages::ParquetFile;
 use shape::{Shape, key};
 use value::{Kind, Style};
 
 /// Bytes of values in a batch, and rows at most.
 const BATCH_BYTES: u64 = 8 << 20;
 const BATCH_ROWS: u64 = 4096;
-/// A page has no more bytes, and where the file says that all of its pages are smaller than this, no more than this: four threads
-/// hold a page of each column.
-const PAGE_BYTES: u64 = 256 << 20;
-const USUAL_PAGE_BYTES: u64 = 64 << 20;
 /// Bytes of cells that a look at the first rows may gather.
 const SAMPLE_BYTES: usize = 64 << 20;
 
 pub struct ParquetTable {
-    reader: SerializedFileReader<SharedFile>,
+    file: ParquetFile,
     columns: Vec<Column>,
     rows: u64,
     style: Style,
@@ -46,13 +42,13 @@ pub struct ParquetTable {
 impl ParquetTable {
     /// Opens a file for what is `selection` of it; or says why it cannot be used.
     pub fn open(path: &Path, selection: &ColumnSelection) -> Result<Self, String> {
-        let reader = open(path)?;
-        let names = names(&reader);
+        let file = open(path)?;
+        let names = names(&file);
         let there: Vec<&str> = names.iter().map(String::as_str).collect();
         if let Some(missing) = selection.missing(&there) {
             return Err(missing);
         }
-        let columns = columns(&reader, |name| selection.reads(name))?;
+        let columns = columns(&file, |name| selection.reads(name))?;
         for column in &columns {
             let nested = !matches!(column.shape, Shape::Value(_));
             if nested && selection.as_csv() {
@@ -62,12 +58,12 @@ impl ParquetTable {
                 column.check_pictures().map_err(|message| format!("the column {:?} {message}", column.name))?;
             }
         }
-        let rows = rows_of(&reader)?;
+        let rows = rows_of(&file)?;
         if rows == 0 {
             return Err("it has no rows".to_owned());
         }
         let style = if selection.as_csv() { Style::Csv } else { Style::Json };
-        Ok(Self { reader, columns, rows, style, pictures: selection.pictures.clone() })
+        Ok(Self { file, columns, rows, style, pictures: selection.pictures.clone() })
     }
 
     /// About how many bytes its rows will have: what the columns hold, and the names in each row.
@@ -87,14 +83,14 @@ impl ParquetTable {
     }
 
     fn size(&self, group: usize) -> u64 {
-        let group = self.reader.metadata().row_group(group);
+        let group = self.file.metadata.row_group(group);
         let leaves = self.columns.iter().flat_map(|column| column.leaves.clone());
         leaves.map(|leaf| u64::try_from(group.column(leaf).uncompressed_size()).unwrap_or(0)).sum()
     }
 
     /// Row groups, which can be read independently of each other.
     pub fn groups(&self) -> usize {
-        self.reader.num_row_groups()
+        self.file.metadata.num_row_groups()
     }
 
     pub fn rows(&self) -> u64 {
@@ -102,7 +98,7 @@ impl ParquetTable {
     }
 
     fn rows_in(&self, group: usize) -> u64 {
-        u64::try_from(self.reader.metadata().row_group(group).num_rows()).unwrap_or(0)
+        u64::try_from(self.file.metadata.row_group(group).num_rows()).unwrap_or(0)
     }
 
     /// Writes the rows of a row group. Paths of pictures begin in `folder`.
@@ -147,10 +143,10 @@ impl ParquetTable {
 
     /// The cells of each column of a row group.
     fn cells(&self, group: usize) -> Result<Vec<Cells>, ParquetError> {
-        let rows = self.reader.get_row_group(group)?;
+        let rows = self.file.group(group);
         let row = (self.size(group) / self.rows_in(group).max(1)).max(1);
         let batch = (BATCH_BYTES / row).clamp(1, BATCH_ROWS) as usize;
-        self.columns.iter().map(|column| Cells::open(column, rows.as_ref(), batch)).collect()
+        self.columns.iter().map(|column| Cells::open(column, &rows, batch)).collect()
     }
 
     /// The first line of a CSV.
@@ -194,7 +190,7 @@ impl ParquetTable {
 
 fn in_group(group: usize, error: &ParquetError) -> String {
     let (group, text) = (group + 1, describe(error));
-    match text.starts_with(column::LARGE_PAGE) {
+    match text.starts_with(pages::LARGE_PAGE) {
         true => format!("row group {group}: {text}"),
         false => format!("row group {group}: {text}; it is damaged, or its columns are encrypted"),
     }
@@ -213,15 +209,15 @@ pub struct Preview {
 
 /// The columns of a file and its first rows.
 pub fn preview(path: &Path, rows: usize) -> Option<Preview> {
-    let reader = open(path).ok()?;
-    let (names, total) = (names(&reader), rows_of(&reader).ok()?);
-    let mut columns = columns(&reader, |_| true).ok()?;
+    let file = open(path).ok()?;
+    let (names, total) = (names(&file), rows_of(&file).ok()?);
+    let mut columns = columns(&file, |_| true).ok()?;
     let is_nested = |column: &&Column| !matches!(column.shape, Shape::Value(_));
     let nested = columns.iter().filter(is_nested).map(|column| column.name.clone()).collect();
     columns.retain(|column| !column.shape.holds_bytes());
     let places: Vec<usize> =
         columns.iter().filter_map(|column| names.iter().position(|name| *name == column.name)).collect();
-    let table = ParquetTable { reader, columns, rows: total, style: Style::Json, pictures: None };
+    let table = ParquetTable { file, columns, rows: total, style: Style::Json, pictures: None };
     let (mut found, mut bytes) = (Vec::new(), 0);
     'groups: for group in 0..table.groups() {
         let Ok(mut cells) = table.cells(group) else { break };
@@ -248,23 +244,17 @@ pub fn preview(path: &Path, rows: usize) -> Option<Preview> {
     Some(Preview { names, rows: found, total, nested })
 }
 
-fn open(path: &Path) -> Result<SerializedFileReader<SharedFile>, String> {
-    let file = File::open(path).and_then(SharedFile::new).map_err(|error| error.to_string())?;
-    let largest_page = file.largest_page();
-    let reader = SerializedFileReader::new(file).map_err(|error| match error.to_string().contains("encrypt") {
+fn open(path: &Path) -> Result<ParquetFile, String> {
+    ParquetFile::open(path).map_err(|error| match error.to_string().contains("encrypt") {
         true => "it is encrypted, and pipe has no keys; write it without encryption".to_owned(),
         false => format!("not a Parquet file that can be read: {}", describe(&error)),
-    })?;
-    let columns = reader.metadata().row_groups().iter().flat_map(|group| group.columns());
-    let largest = columns.map(|column| u64::try_from(column.uncompressed_size()).unwrap_or(0)).max();
-    largest_page.set(largest.unwrap_or(0).clamp(USUAL_PAGE_BYTES, PAGE_BYTES)).ok();
-    Ok(reader)
+    })
 }
 
 /// The columns that are read, with the names of classes that the file has.
-fn columns(reader: &SerializedFileReader<SharedFile>, reads: impl Fn(&str) -> bool) -> Result<Vec<Column>, String> {
-    let columns = Column::find(reader.metadata().file_metadata().schema_descr(), reads)?;
-    let mut names = class_names(reader);
+fn columns(file: &ParquetFile, reads: impl Fn(&str) -> bool) -> Result<Vec<Column>, String> {
+    let columns = Column::find(file.metadata.file_metadata().schema_descr(), reads)?;
+    let mut names = class_names(file);
     let with_names = |mut column: Column| {
         if let Some(names) = names.remove(&column.name) {
             column.shape = column.shape.with_names(names);
@@ -275,8 +265,8 @@ fn columns(reader: &SerializedFileReader<SharedFile>, reads: impl Fn(&str) -> bo
 }
 
 /// The names of the classes that lists hold by number, as the `datasets` library describes them in the metadata of a file.
-fn class_names(reader: &SerializedFileReader<SharedFile>) -> HashMap<String, Vec<String>> {
-    let entries = reader.metadata().file_metadata().key_value_metadata();
+fn class_names(file: &ParquetFile) -> HashMap<String, Vec<String>> {
+    let entries = file.metadata.file_metadata().key_value_metadata();
     let described = entries.and_then(|entries| entries.iter().find(|entry| entry.key == "huggingface")?.value.as_ref());
     let described: Value = described.and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
     let names = |feature: &Value| -> Option<Vec<String>> {
@@ -288,9 +278,9 @@ fn class_names(reader: &SerializedFileReader<SharedFile>) -> HashMap<String, Vec
     named.collect()
 }
 
-fn rows_of(reader: &SerializedFileReader<SharedFile>) -> Result<u64, String> {
+fn rows_of(file: &ParquetFile) -> Result<u64, String> {
     let mut all = 0u64;
-    for group in reader.metadata().row_groups() {
+    for group in file.metadata.row_groups() {
         let rows =
             u64::try_from(group.num_rows()).map_err(|_| "a row group with a negative number of rows".to_owned())?;
         all = all.checked_add(rows).ok_or("more rows than can be counted")?;
@@ -298,8 +288,8 @@ fn rows_of(reader: &SerializedFileReader<SharedFile>) -> Result<u64, String> {
     Ok(all)
 }
 
-fn names(reader: &SerializedFileReader<SharedFile>) -> Vec<String> {
-    let fields = reader.metadata().file_metadata().schema().get_fields();
+fn names(file: &ParquetFile) -> Vec<String> {
+    let fields = file.metadata.file_metadata().schema().get_fields();
     fields.iter().map(|field| field.name().to_owned()).collect()
 }
 

@@ -22,6 +22,7 @@ use crate::input::hub::HubAccess;
 use crate::input::load::{self, Loaded, ParsedStages, Request};
 use crate::report::{Output, Reporter, print_json};
 use crate::run::{Listed, Run, RunChoices, list, lock, runs_folder};
+use crate::system::files;
 use crate::system::files::absolute;
 use crate::system::interrupt::Interrupts;
 
@@ -138,7 +139,7 @@ async fn start_stages(
     }
     stages::check_inputs(&parsed, &options.file)?;
     if let Some(found) = unfinished(options, parsed.graph.name.as_str())? {
-        let then = std::fs::read_to_string(found.folder().resolved()).unwrap_or_default();
+        let then = files::read_own_text(&found.folder().resolved()).unwrap_or_default();
         let (id, status) = (&found.state.id, found.state.status.name());
         if then == parsed.graph.to_yaml() {
             reporter.note(&format!("resuming run {id} ({status})"));

@@ -11,6 +11,7 @@ use crate::execute::resume::resume;
 use crate::input::load;
 use crate::report::{Output, Reporter, print, say};
 use crate::run::{self, Listed, Owner};
+use crate::system::files;
 use crate::system::files::belongs_to;
 use crate::system::interrupt::{Interrupts, StopRequest};
 
@@ -89,7 +90,7 @@ fn signal_owner(found: &Listed, request: StopRequest, output: Output) -> Result<
 
 /// How long the run's job may take to save and end.
 fn stop_timeout(folder: &RunFolder) -> Duration {
-    let text = std::fs::read_to_string(folder.resolved()).unwrap_or_default();
+    let text = files::read_own_text(&folder.resolved()).unwrap_or_default();
     let pipeline = registry::parse_pipeline(&text, &[], &Variables::of_process(None));
     Duration::from_secs(pipeline.map_or(Container::STOP_TIMEOUT, |pipeline| pipeline.container.stop_timeout()).into())
 }

@@ -22,6 +22,7 @@ use crate::execute::{Plan, drive};
 use crate::input::load::{self, Parsed, ParsedStudy};
 use crate::report::{Output, Reporter, print, print_data, print_json, say};
 use crate::run::{self, Listed, Run, RunChoices};
+use crate::system::files;
 use crate::system::files::write_whole;
 use crate::system::interrupt::Interrupts;
 
@@ -136,8 +137,7 @@ fn unfinished(options: &TuneOptions, study: &Study) -> Result<Option<Listed>, Er
         run.state.work() == WorkKind::Study && run.state.name == study.name.as_str() && run.damage.is_empty()
     };
     let newest = run::list()?.into_iter().find(is_of);
-    let same =
-        |run: &Listed| std::fs::read_to_string(run.folder().resolved()).is_ok_and(|text| text == study.to_yaml());
+    let same = |run: &Listed| files::read_own_text(&run.folder().resolved()).is_ok_and(|text| text == study.to_yaml());
     match newest.filter(|run| run.state.status != Status::Finished) {
         Some(run) if same(&run) => Ok(Some(run)),
         Some(run) => {

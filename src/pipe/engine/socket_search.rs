@@ -26,9 +26,11 @@ const MAX_ANSWER: usize = 4096;
 pub fn find_engine(path: &Path) -> Option<PathBuf> {
     let (answered, answers) = mpsc::channel();
     for socket in sockets_below(path) {
-        let answered = answered.clone();
-        // A socket whose queue is full holds up its own thread alone.
-        std::thread::spawn(move || is_engine(&socket).then(|| answered.send(socket)));
+        for is_engine in [answers_http, answers_grpc] {
+            let (answered, socket) = (answered.clone(), socket.clone());
+            // A socket whose queue is full holds up its own thread alone.
+            std::thread::spawn(move || is_engine(&socket).is_some().then(|| answered.send(socket)));
+        }
     }
     drop(answered);
     answers.recv_timeout(ANSWER_TIMEOUT).ok()
@@ -58,24 +60,83 @@ fn sockets_below(path: &Path) -> Vec<PathBuf> {
     sockets
 }
 
-/// Asks a socket as a client of Docker or Podman would.
-fn is_engine(socket: &Path) -> bool {
-    let ask = || {
-        let mut stream = UnixStream::connect(socket)?;
-        stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
-        stream.set_write_timeout(Some(ANSWER_TIMEOUT))?;
-        stream.write_all(b"GET /_ping HTTP/1.0\r\nHost: localhost\r\n\r\n")?;
-        let mut answer = Vec::new();
-        let mut buffer = [0; MAX_ANSWER];
-        while answer.len() < MAX_ANSWER && !is_of_engine(&answer) {
-            match stream.read(&mut buffer)? {
-                0 => break,
-                read => answer.extend_from_slice(&buffer[..read]),
-            }
+/// Asks a socket, and reads until the answer is one of an engine.
+fn ask(socket: &Path, request: &[u8], is_of_engine: fn(&[u8]) -> bool) -> Option<()> {
+    let mut stream = UnixStream::connect(socket).ok()?;
+    stream.set_read_timeout(Some(ANSWER_TIMEOUT)).ok()?;
+    stream.set_write_timeout(Some(ANSWER_TIMEOUT)).ok()?;
+    stream.write_all(request).ok()?;
+    let (mut answer, mut buffer) = (Vec::new(), [0; MAX_ANSWER]);
+    while answer.len() < MAX_ANSWER && !is_of_engine(&answer) {
+        match stream.read(&mut buffer).ok()? {
+            0 => break,
+            read => answer.extend_from_slice(&buffer[..read]),
         }
-        std::io::Result::Ok(is_of_engine(&answer))
+    }
+    is_of_engine(&answer).then_some(())
+}
+
+/// Asks a socket as a client of Docker or Podman would.
+fn answers_http(socket: &Path) -> Option<()> {
+    ask(socket, b"GET /_ping HTTP/1.0\r\nHost: localhost\r\n\r\n", is_of_engine)
+}
+
+/// Requests without arguments that containerd, CRI-O and every other runtime of Kubernetes, and BuildKit answer.
+const GRPC_METHODS: [&str; 4] = [
+    "/containerd.services.version.v1.Version/Version",
+    "/runtime.v1.RuntimeService/Version",
+    "/runtime.v1alpha2.RuntimeService/Version",
+    "/moby.buildkit.v1.Control/ListWorkers",
+];
+
+/// Asks a socket as a client of the engines that speak gRPC would.
+fn answers_grpc(socket: &Path) -> Option<()> {
+    ask(socket, &grpc_requests(), has_grpc_message)
+}
+
+/// The types of the frames of HTTP/2 that are sent or looked for (RFC 9113).
+const DATA: u8 = 0;
+const HEADERS: u8 = 1;
+const SETTINGS: u8 = 4;
+
+/// A connection of HTTP/2 with a request for each method.
+fn grpc_requests() -> Vec<u8> {
+    let mut request = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
+    let mut frame = |kind: u8, flags: u8, stream: u8, content: &[u8]| {
+        request.extend([0, 0, content.len() as u8, kind, flags, 0, 0, 0, stream]);
+        request.extend(content);
     };
-    ask().unwrap_or(false)
+    frame(SETTINGS, 0, 0, &[]);
+    for (index, method) in GRPC_METHODS.iter().enumerate() {
+        let stream = 2 * index as u8 + 1;
+        // By their numbers in the table of RFC 7541: method POST, scheme http, and the names of the others.
+        let mut headers = vec![0x83, 0x86];
+        let others: [(&[u8], &str); 4] =
+            [(&[0x04], method), (&[0x01], "localhost"), (&[0x0f, 0x10], "application/grpc"), (b"\0\x02te", "trailers")];
+        for (name, value) in others {
+            headers.extend(name);
+            headers.push(value.len() as u8);
+            headers.extend(value.as_bytes());
+        }
+        const END_STREAM: u8 = 1;
+        const END_HEADERS: u8 = 4;
+        frame(HEADERS, END_HEADERS, stream, &headers);
+        // A message of no bytes, not compressed.
+        frame(DATA, END_STREAM, stream, &[0; 5]);
+    }
+    request
+}
+
+/// Whether an answer has a message: a server that does not know a method sends headers alone.
+fn has_grpc_message(mut answer: &[u8]) -> bool {
+    while let [a, b, c, kind, _, _, _, _, _, rest @ ..] = answer {
+        if *kind == DATA {
+            return true;
+        }
+        let length = usize::from(*a) << 16 | usize::from(*b) << 8 | usize::from(*c);
+        answer = rest.get(length..).unwrap_or_default();
+    }
+    false
 }
 
 /// Whether this is an engine's answer to `/_ping`: OK, or anything with the version of its interface.
@@ -125,6 +186,21 @@ mod tests {
         std::os::unix::fs::symlink(path("a"), path("link")).unwrap();
         assert_eq!(find_engine(&path("link/b")), Some(path("a/b/c")));
         assert_eq!(find_engine(&path("page")), None);
+    }
+
+    #[test]
+    fn a_server_of_grpc_is_an_engine_if_it_knows_a_method_of_one() {
+        // Settings, and a window: what every server sends first.
+        let first =
+            [&[0, 0, 6, SETTINGS, 0, 0, 0, 0, 0, 0, 5, 0, 0, 0x40, 0][..], &[0, 0, 4, 8, 0, 0, 0, 0, 0, 0, 0, 0, 1]];
+        let headers = [0, 0, 1, HEADERS, 4, 0, 0, 0, 3, 0x88];
+        let unknown = [0, 0, 1, HEADERS, 5, 0, 0, 0, 1, 0x88];
+        let message = [0, 0, 7, DATA, 0, 0, 0, 0, 3, 0, 0, 0, 0, 2, 10, 0];
+        let answer = |frames: &[&[u8]]| [&first.concat(), &frames.concat()[..]].concat();
+        assert!(has_grpc_message(&answer(&[&unknown, &headers, &message])));
+        assert!(!has_grpc_message(&answer(&[&unknown, &headers])));
+        assert!(!has_grpc_message(b"HTTP/1.1 400 Bad Request\r\n\r\n") && !has_grpc_message(&[]));
+        assert!(GRPC_METHODS.iter().all(|method| method.len() < 64), "the lengths above are single bytes");
     }
 
     #[test]

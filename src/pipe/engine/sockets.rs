@@ -8,13 +8,15 @@ use std::path::{Path, PathBuf};
 use super::socket_search;
 
 /// Sockets of engines at the places where they lie on Linux, whether they are there now or come later.
-const SOCKETS: [&str; 8] = [
+const SOCKETS: [&str; 10] = [
     "/var/run/docker.sock",
     "/run/docker.sock",
     "/run/podman/podman.sock",
     "/run/containerd/containerd.sock",
     "/run/docker/containerd/containerd.sock",
     "/run/k3s/containerd/containerd.sock",
+    "/run/k0s/containerd.sock",
+    "/run/cri-dockerd.sock",
     "/run/crio/crio.sock",
     "/run/buildkit/buildkitd.sock",
 ];

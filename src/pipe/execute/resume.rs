@@ -14,6 +14,7 @@ use crate::input::load::{self, Loaded, ParsedStudy, Request};
 use crate::report::Reporter;
 use crate::report::compare::{changeable_settings, may_change, paths_that_differ};
 use crate::run::{Listed, Run, lock};
+use crate::system::files;
 use crate::system::files::write_whole;
 use crate::system::interrupt::Interrupts;
 
@@ -117,7 +118,7 @@ fn take_here(found: &Listed) -> Result<Run, Error> {
 }
 
 fn is_changed(run: &Run, loaded: &Loaded) -> bool {
-    std::fs::read(run.folder.resolved()).ok().is_none_or(|before| before != loaded.pipeline.to_yaml().as_bytes())
+    files::read_own(&run.folder.resolved()).ok().is_none_or(|before| before != loaded.pipeline.to_yaml().as_bytes())
 }
 
 fn write_settings(run: &Run, loaded: &Loaded) -> Result<(), Error> {
@@ -158,7 +159,7 @@ pub async fn obstacle(
     reporter: &Reporter,
     interrupts: &mut Interrupts,
 ) -> Result<Option<String>, Error> {
-    let text = std::fs::read_to_string(found.folder().resolved()).unwrap_or_default();
+    let text = files::read_own_text(&found.folder().resolved()).unwrap_or_default();
     let Ok(then) = registry::parse_pipeline(&text, &[], &loaded.variables) else {
         return Ok(Some("its settings cannot be read".to_owned()));
     };

@@ -14,6 +14,7 @@ use pipe_spec::{Event, EventKind, RunFolder};
 
 use super::job_file::{self, Piece};
 use crate::error::Error;
+use crate::system::files;
 
 pub struct EventLog {
     path: PathBuf,
@@ -237,7 +238,7 @@ impl Follow {
     fn open(&self) -> io::Result<File> {
         match (self.written_by, self.path.parent(), self.path.file_name().and_then(|name| name.to_str())) {
             (Writer::Job, Some(folder), Some(name)) => job_file::open(folder, name),
-            _ => File::open(&self.path),
+            _ => files::open_own(&self.path),
         }
     }
 }

@@ -17,6 +17,7 @@ use serde::Serialize;
 use super::owner::Owner;
 use super::{absolute, now, runs_folder};
 use crate::error::Error;
+use crate::system::files;
 use crate::system::glob::Pattern;
 
 /// A run as it is found on disk.
@@ -98,7 +99,7 @@ fn read_with_owner(folder: &RunFolder) -> (Result<RunState, String>, bool) {
 
 /// `run.json`, or why it cannot be read.
 pub fn read_state(folder: &RunFolder) -> Result<RunState, String> {
-    match std::fs::read(folder.state()) {
+    match files::read_own(&folder.state()) {
         Ok(text) => serde_json::from_slice(&text).map_err(|error| format!("run.json is damaged: {error}")),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Err("run.json is missing".to_owned()),
         Err(error) => Err(format!("run.json cannot be read: {error}")),
@@ -112,7 +113,7 @@ fn looks_like_a_run(folder: &RunFolder) -> bool {
 /// The state of a run without a readable `run.json`, from the other files of its folder.
 fn reconstruct_state(folder: &RunFolder, damage: &str) -> RunState {
     let id = folder.path().file_name().unwrap_or_default().to_string_lossy().into_owned();
-    let outcome = |number: u32| serde_json::from_slice(&std::fs::read(folder.attempt(number).outcome()).ok()?).ok();
+    let outcome = |number: u32| serde_json::from_slice(&files::read_own(&folder.attempt(number).outcome()).ok()?).ok();
     let attempts: Vec<Attempt> = (1..).map_while(outcome).collect();
     let modified = std::fs::metadata(folder.path()).and_then(|found| found.modified()).ok();
     let created = modified.and_then(|at| at.duration_since(UNIX_EPOCH).ok()).map_or(0.0, |since| since.as_secs_f64());
@@ -164,6 +165,10 @@ pub fn find(wanted: &str) -> Result<Listed, Error> {
     let none = || Error::NoRun { wanted: wanted.to_owned(), runs: runs_folder() };
     if wanted == "latest" {
         return latest(|_| true)?.ok_or_else(none);
+    }
+    // An empty variable of a script is not the beginning of every id.
+    if wanted.is_empty() {
+        return Err(none());
     }
     let all = list()?;
     if let Some(exact) = all.iter().find(|run| run.state.id == wanted) {

@@ -8,11 +8,12 @@ use pipe_spec::{Lock, RunFolder};
 use serde::Serialize;
 
 use crate::error::Error;
+use crate::system::files;
 use crate::system::files::write_json;
 
 /// The lock of a run; nothing where it cannot be read.
 pub fn read(folder: &RunFolder) -> Option<Lock> {
-    serde_json::from_slice(&std::fs::read(folder.lock()).ok()?).ok()
+    serde_json::from_slice(&files::read_own(&folder.lock()).ok()?).ok()
 }
 
 /// Adds what the trainer reports to the lock of a run. A failure does not stop the training.
@@ -33,7 +34,7 @@ pub fn record_settings(folder: &RunFolder, pipeline: &Pipeline) -> Result<(), Er
 /// Whether `resolved.yaml` is as `pipe` has written it. Where nothing was written down, nothing can be said against it.
 pub fn has_own_settings(folder: &RunFolder) -> bool {
     let Some(lock) = read(folder).filter(|lock| lock.resolved.is_some()) else { return true };
-    let text = std::fs::read_to_string(folder.resolved()).unwrap_or_default();
+    let text = files::read_own_text(&folder.resolved()).unwrap_or_default();
     let found = Some(hash(without_name(&text).as_bytes()));
     found == lock.resolved || found == lock.resolved_before
 }

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use pipe_spec::RunFolder;
 
 use crate::error::Error;
+use crate::system::files;
 use crate::system::files::{Stranger, belongs_to, open_lock, stranger};
 use crate::system::interrupt::StopRequest;
 
@@ -78,7 +79,7 @@ impl Owner {
     /// Whether a live process owns the run. The check uses a shared lock, so that two checks do not see each other.
     pub fn exists(folder: &RunFolder) -> bool {
         let path = folder.owner();
-        let mut file = match File::open(&path) {
+        let mut file = match files::open_own(&path) {
             Ok(file) => file,
             // The lock of another user is not empty while the run has an owner, and that writes to it.
             Err(error) if error.kind() == PermissionDenied => {
@@ -105,7 +106,7 @@ impl Owner {
 
     /// The process that owns the run, while it lives.
     pub fn process(folder: &RunFolder) -> Option<OwnerProcess> {
-        let owner = OwnerProcess::read(&std::fs::read_to_string(folder.owner()).ok()?)?;
+        let owner = OwnerProcess::read(&files::read_own_text(&folder.owner()).ok()?)?;
         // Only while the lock is held is the number that of a living owner.
         Self::exists(folder).then_some(owner)
     }
@@ -154,7 +155,7 @@ fn write_heartbeats(mut file: File, text: &str, request: &Path, ended: &mpsc::Re
                 tracing::debug!("cannot write to the owner file: {error}");
             }
         }
-        let asked = match std::fs::read_to_string(request).as_deref() {
+        let asked = match files::read_own_text(request).as_deref() {
             Ok(GRACEFUL) => StopRequest::Graceful,
             Ok(HARD) => StopRequest::Hard,
             _ => continue,

@@ -17,6 +17,7 @@ use serde_json::{Map, Value};
 use super::history::History;
 use super::job_file;
 use super::{Listed, result};
+use crate::system::files;
 
 /// Bytes of a config.json, which the job has written, that are read at most.
 const CONFIG_LIMIT: u64 = 16 << 20;
@@ -110,7 +111,7 @@ impl Record {
     }
 
     fn text(&mut self, path: &Path) -> Option<String> {
-        match std::fs::read(path) {
+        match files::read_own(path) {
             Ok(bytes) => Some(String::from_utf8_lossy(&bytes).into_owned()),
             Err(error) => {
                 self.missing.push(unreadable(path, &error));
@@ -120,7 +121,7 @@ impl Record {
     }
 
     fn read_events(&mut self, path: &Path) {
-        let file = match File::open(path) {
+        let file = match files::open_own(path) {
             Ok(file) => file,
             Err(error) => return self.missing.push(unreadable(path, &error)),
         };
@@ -186,7 +187,7 @@ struct StepLoss {
 
 /// The losses of a run, step by step, as they stand in its file: as many as there are.
 pub fn losses(folder: &RunFolder) -> impl Iterator<Item = (u64, f64)> {
-    let lines = File::open(folder.events()).ok().map(|file| BufReader::with_capacity(1 << 16, file).split(b'\n'));
+    let lines = files::open_own(&folder.events()).ok().map(|file| BufReader::with_capacity(1 << 16, file).split(b'\n'));
     let events = lines.into_iter().flatten().map_while(Result::ok);
     let steps = events.filter_map(|line| serde_json::from_slice::<StepLoss>(&line).ok());
     let steps = steps.filter(|line| line.kind == "step").map(|line| (line.step, line.loss));
@@ -201,7 +202,7 @@ pub fn losses(folder: &RunFolder) -> impl Iterator<Item = (u64, f64)> {
 
 /// The unit of the speed of the run in this folder.
 pub fn unit(folder: &RunFolder) -> LossUnit {
-    LossUnit::of_resolved(&std::fs::read_to_string(folder.resolved()).unwrap_or_default())
+    LossUnit::of_resolved(&files::read_own_text(&folder.resolved()).unwrap_or_default())
 }
 
 fn unreadable(path: &Path, error: &std::io::Error) -> String {

@@ -69,6 +69,34 @@ pub fn open(path: &Path) -> Result<File, Error> {
     if kind.is_file() { Ok(file) } else { Err(Error::NotAFile { path: path.to_owned(), what: noun(kind) }) }
 }
 
+/// Bytes of a file that `pipe` wrote itself, at most.
+const OWN_LIMIT: u64 = 1 << 30;
+
+/// Opens a file of a run folder. Whoever else can write there may have put a pipe in its place, which must not be waited for.
+pub fn open_own(path: &Path) -> io::Result<File> {
+    let file = File::options().read(true).custom_flags(OFlags::NONBLOCK.bits().cast_signed()).open(path)?;
+    match file.metadata()?.is_file() {
+        true => Ok(file),
+        false => Err(io::Error::new(io::ErrorKind::InvalidData, "not a regular file")),
+    }
+}
+
+/// The content of a file of a run folder.
+pub fn read_own(path: &Path) -> io::Result<Vec<u8>> {
+    let file = open_own(path)?;
+    if file.metadata()?.len() > OWN_LIMIT {
+        return Err(io::ErrorKind::FileTooLarge.into());
+    }
+    let mut bytes = Vec::new();
+    file.take(OWN_LIMIT).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+/// The same of a text.
+pub fn read_own_text(path: &Path) -> io::Result<String> {
+    String::from_utf8(read_own(path)?).map_err(|_| io::ErrorKind::InvalidData.into())
+}
+
 fn noun(kind: FileType) -> &'static str {
     match () {
         () if kind.is_dir() => "a folder",

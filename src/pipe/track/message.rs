@@ -31,26 +31,47 @@ pub struct Message {
     pub name: String,
     pub status: Status,
     pub engine: String,
-    /// The number of the attempt; the next fields are its settings, its outcome and the action after it.
-    pub attempt: Option<u32>,
-    pub batch: Option<u32>,
-    pub accum: Option<u32>,
+    #[serde(flatten)]
+    pub attempt: LastAttempt,
     pub effective_batch: u32,
-    pub cause: Option<Cause>,
-    pub reason: Option<String>,
-    pub action: Option<String>,
     /// The last step that was done, of so many.
     pub step: Option<u64>,
     pub steps: Option<u64>,
     pub loss: Option<f64>,
-    /// Bytes.
-    pub peak_memory: Option<u64>,
     /// Why the run failed.
     pub error: Option<String>,
     /// Since the run began.
     pub seconds: f64,
     /// Seconds since the Unix epoch.
     pub time: f64,
+}
+
+/// The settings of the last attempt, its outcome and the action after it.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct LastAttempt {
+    #[serde(rename = "attempt")]
+    pub number: Option<u32>,
+    pub batch: Option<u32>,
+    pub accum: Option<u32>,
+    pub cause: Option<Cause>,
+    pub reason: Option<String>,
+    pub action: Option<String>,
+    /// Bytes.
+    pub peak_memory: Option<u64>,
+}
+
+impl LastAttempt {
+    fn new(attempt: &Attempt) -> Self {
+        Self {
+            number: Some(attempt.number),
+            batch: Some(attempt.batch),
+            accum: Some(attempt.accum),
+            cause: attempt.cause,
+            reason: attempt.reason.clone(),
+            action: attempt.action.clone(),
+            peak_memory: attempt.peak_memory,
+        }
+    }
 }
 
 impl Message {
@@ -75,7 +96,6 @@ impl Message {
     }
 
     fn new(kind: NotifyOn, state: &RunState, now: f64) -> Self {
-        let last: Option<&Attempt> = state.attempts().last();
         // An attempt that failed early has no steps of its own.
         let reached = state.attempts().iter().rev().find(|attempt| attempt.last_step.is_some());
         Self {
@@ -84,17 +104,11 @@ impl Message {
             name: state.name.clone(),
             status: state.status,
             engine: state.engine.clone(),
-            attempt: last.map(|attempt| attempt.number),
-            batch: last.map(|attempt| attempt.batch),
-            accum: last.map(|attempt| attempt.accum),
+            attempt: state.attempts().last().map(LastAttempt::new).unwrap_or_default(),
             effective_batch: state.effective_batch(),
-            cause: last.and_then(|attempt| attempt.cause),
-            reason: last.and_then(|attempt| attempt.reason.clone()),
-            action: last.and_then(|attempt| attempt.action.clone()),
             step: reached.and_then(|attempt| attempt.last_step),
             steps: state.steps(),
             loss: reached.and_then(|attempt| attempt.last_loss),
-            peak_memory: last.and_then(|attempt| attempt.peak_memory),
             error: state.error.clone(),
             seconds: (now - state.created).max(0.0),
             time: now,
@@ -133,8 +147,8 @@ fn description(message: &Message) -> String {
     let text = |text: &Option<String>| shortened(text.as_deref().unwrap_or_default(), 2000);
     match message.kind {
         NotifyOn::Started => format!("On the engine {}.", message.engine),
-        NotifyOn::Oom => text(&message.reason),
-        NotifyOn::Retried => match text(&message.action) {
+        NotifyOn::Oom => text(&message.attempt.reason),
+        NotifyOn::Retried => match text(&message.attempt.action) {
             action if action.contains("effective batch") => format!("{action}."),
             action => format!("{action}, effective batch {} as before.", message.effective_batch),
         },
@@ -145,18 +159,18 @@ fn description(message: &Message) -> String {
 }
 
 fn fields(message: &Message) -> Vec<Value> {
-    let batch = message.batch.zip(message.accum).map(|(batch, accum)| format!("{batch} x {accum}"));
+    let batch = message.attempt.batch.zip(message.attempt.accum).map(|(batch, accum)| format!("{batch} x {accum}"));
     let step = message.step.map(|step| match message.steps {
         Some(steps) => format!("{step} of {steps}"),
         None => step.to_string(),
     });
     let time = (message.kind != NotifyOn::Started).then(|| duration(message.seconds));
     [
-        ("Attempt", message.attempt.map(|number| number.to_string())),
+        ("Attempt", message.attempt.number.map(|number| number.to_string())),
         ("Batch x accum", batch),
         ("Step", step),
         ("Loss", message.loss.map(|loss| format!("{loss:.4}"))),
-        ("Peak memory", message.peak_memory.map(human_bytes)),
+        ("Peak memory", message.attempt.peak_memory.map(human_bytes)),
         ("Time", time),
     ]
     .into_iter()
@@ -250,17 +264,19 @@ mod discord_tests {
             name: text.to_owned(),
             status: Status::Running,
             engine: "test".to_owned(),
-            attempt: Some(2),
-            batch: Some(16),
-            accum: Some(4),
+            attempt: LastAttempt {
+                number: Some(2),
+                batch: Some(16),
+                accum: Some(4),
+                cause: None,
+                reason: Some(text.to_owned()),
+                action: Some(text.to_owned()),
+                peak_memory: Some(1 << 30),
+            },
             effective_batch: 64,
-            cause: None,
-            reason: Some(text.to_owned()),
-            action: Some(text.to_owned()),
             step: Some(5),
             steps: Some(60),
             loss: Some(1.25),
-            peak_memory: Some(1 << 30),
             error: Some(text.to_owned()),
             seconds: 75.0,
             time: 1_000_000_000.0,

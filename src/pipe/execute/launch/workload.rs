@@ -173,7 +173,7 @@ impl Workload for Training {
     }
 
     fn read_spec(&self, path: &Path) -> Option<JobSpec> {
-        serde_json::from_slice(&std::fs::read(path).ok()?).ok().map(JobSpec::Training)
+        serde_json::from_slice(&files::read_own(path).ok()?).ok().map(JobSpec::Training)
     }
 
     fn loss_unit(&self) -> Option<LossUnit> {
@@ -301,7 +301,7 @@ impl Workload for Command {
     }
 
     fn read_spec(&self, path: &Path) -> Option<JobSpec> {
-        let spec: CommandSpec = serde_json::from_slice(&std::fs::read(path).ok()?).ok()?;
+        let spec: CommandSpec = serde_json::from_slice(&files::read_own(path).ok()?).ok()?;
         Some(JobSpec::Command(spec))
     }
 

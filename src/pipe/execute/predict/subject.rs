@@ -75,7 +75,7 @@ impl Subject {
         // Changes by an out-of-memory are in the spec of the last attempt.
         let attempt = run.state.attempts().last().map_or(1, |attempt| attempt.number);
         let spec = folder.attempt(attempt).spec();
-        let text = std::fs::read(&spec).map_err(|error| damaged(format!("{}: {error}", spec.display())))?;
+        let text = files::read_own(&spec).map_err(|error| damaged(format!("{}: {error}", spec.display())))?;
         let settings = serde_json::from_slice(&text);
         Ok(Self {
             run: Some(id.clone()),

@@ -3,7 +3,6 @@
 //!
 //! The attempts of a run tell the ledger what they held.
 
-use std::fs::File;
 use std::io::{BufRead, BufReader};
 
 use pipe_spec::event::{Measured, Point, RecordedEvent};
@@ -17,6 +16,7 @@ use crate::execute::decide::outcome::Diagnosis;
 use crate::execute::decide::retry::{Settings, must_not_fall};
 use crate::execute::launch::job_spec::JobSpec;
 use crate::fit::ledger::{self, Advice, LedgerJob};
+use crate::system::files;
 
 impl Supervisor<'_> {
     pub(super) fn first_state(&mut self) -> Result<LoopState, Error> {
@@ -102,7 +102,7 @@ impl Supervisor<'_> {
     }
 
     fn recorded(&self, keep: impl Fn(&RecordedEvent) -> bool) -> Vec<RecordedEvent> {
-        let Ok(file) = File::open(self.run.folder.events()) else { return Vec::new() };
+        let Ok(file) = files::open_own(&self.run.folder.events()) else { return Vec::new() };
         let lines = BufReader::new(file).lines().map_while(Result::ok);
         lines.filter_map(|line| serde_json::from_str(&line).ok()).filter(keep).collect()
     }

@@ -27,6 +27,7 @@ use crate::gpu::Card;
 use crate::report::Reporter;
 use crate::run::{EventLog, Run, job_file};
 use crate::system::clock::now;
+use crate::system::files;
 use crate::system::files::write_json;
 use crate::system::interrupt::Interrupts;
 use crate::track::{Listeners, Notice};
@@ -324,7 +325,12 @@ impl<'a> Supervisor<'a> {
             stop_requested: ended.stop_requested,
         });
         diagnosis.reason = diagnosis.reason.map(|reason| self.with_host_paths(&reason));
-        self.close_attempt(Some(&ended.ending), &diagnosis)?;
+        let closed = self.close_attempt(Some(&ended.ending), &diagnosis);
+        // Nobody can resume a run whose folder was removed.
+        if closed.is_err() && !self.run.folder.path().exists() {
+            ended.handle.remove().await.ok();
+        }
+        closed?;
         self.update_ledger(spec, record.as_ref(), &ended.ending);
         // Only now: until its end is recorded, the job may be needed again.
         ended.handle.remove().await?;
@@ -386,7 +392,7 @@ impl<'a> Supervisor<'a> {
 
     /// The record that was kept of an attempt.
     fn oom_record(&self, number: u32) -> Option<OomRecord> {
-        let text = std::fs::read(self.run.folder.attempt(number).oom()).ok()?;
+        let text = files::read_own(&self.run.folder.attempt(number).oom()).ok()?;
         serde_json::from_slice(&text).ok()
     }
 

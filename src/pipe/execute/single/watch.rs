@@ -2,7 +2,6 @@
 //!
 //! `run.json` keeps a summary of the events.
 
-use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Seek, SeekFrom};
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -21,6 +20,7 @@ use crate::execute::decide::metrics::Reader;
 use crate::report::bounded;
 use crate::run::{EventLog, lock};
 use crate::system::clock::now;
+use crate::system::files;
 use crate::system::interrupt::StopRequest;
 use crate::track::Notice;
 
@@ -262,7 +262,7 @@ impl Supervisor<'_> {
     /// The reader of a command's metrics, as it was after what the log holds: some formats go by earlier lines.
     pub(super) fn restore_metrics_reader(&mut self, log: &Path, read: u64) {
         self.metrics = self.workload().metrics_reader();
-        let (Some(reader), Ok(file)) = (&mut self.metrics, File::open(log)) else { return };
+        let (Some(reader), Ok(file)) = (&mut self.metrics, files::open_own(log)) else { return };
         for line in BufReader::new(file.take(read)).split(b'\n').map_while(Result::ok) {
             String::from_utf8_lossy(&line).split('\r').for_each(|text| drop(reader.read(text)));
         }
@@ -372,7 +372,7 @@ pub(super) fn last_lines(log: &Path) -> Vec<String> {
 /// The last bytes of a log of any size, as text.
 pub(super) fn end_of(log: &Path, most: u64) -> String {
     let read = || {
-        let mut file = File::open(log)?;
+        let mut file = files::open_own(log)?;
         let length = file.metadata()?.len();
         file.seek(SeekFrom::Start(length.saturating_sub(most)))?;
         let mut bytes = Vec::new();

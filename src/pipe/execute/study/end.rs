@@ -13,6 +13,7 @@ use crate::error::Error;
 use crate::execute::children;
 use crate::run::{self, Listed};
 use crate::system::clock::now;
+use crate::system::files;
 use crate::system::files::Space;
 use crate::system::interrupt::StopRequest;
 
@@ -262,7 +263,7 @@ impl StudyDriver<'_> {
 
     /// Remembers that trials like this do not fit.
     fn note_too_large(&mut self, run: &RunState) {
-        let text = std::fs::read_to_string(run::folder_of(&run.id).resolved()).unwrap_or_default();
+        let text = files::read_own_text(&run::folder_of(&run.id).resolved()).unwrap_or_default();
         let name =
             registry::parse_pipeline(&text, &[], self.variables).ok().as_ref().and_then(feasibility::memory_name);
         let batch = run.attempts().first().map_or(String::new(), |attempt| format!("batch {} ", attempt.batch));
@@ -281,7 +282,7 @@ impl StudyDriver<'_> {
     fn oom_record(&self, run: &RunState) -> Value {
         let folder = run::folder_of(&run.id);
         let last = run.attempts().iter().rev().find(|attempt| attempt.outcome == Some(Outcome::Oom));
-        let read = last.and_then(|attempt| std::fs::read(folder.attempt(attempt.number).oom()).ok());
+        let read = last.and_then(|attempt| files::read_own(&folder.attempt(attempt.number).oom()).ok());
         let record = read.and_then(|bytes| serde_json::from_slice(&bytes).ok());
         record.unwrap_or_else(|| json!({ "cause": last.and_then(|attempt| attempt.cause) }))
     }

@@ -26,6 +26,7 @@ use crate::engine::{Engine, registry};
 use crate::error::Error;
 use crate::report::Reporter;
 use crate::run::{self, Owner, Run};
+use crate::system::files;
 use crate::system::files::write_whole;
 use crate::system::interrupt::{Interrupts, StopRequest};
 
@@ -258,7 +259,7 @@ impl<'a> StudyDriver<'a> {
 
     fn recognise(&mut self, trial: &Trial) {
         // As it ran: the architecture may be that of a model that was chosen.
-        let text = std::fs::read_to_string(run::folder_of(&self.run_id(trial.number)).resolved()).unwrap_or_default();
+        let text = files::read_own_text(&run::folder_of(&self.run_id(trial.number)).resolved()).unwrap_or_default();
         let pipeline = registry::parse_pipeline(&text, &[], self.variables).ok();
         let name = pipeline.and_then(|pipeline| Trainings::name(self.study, &pipeline));
         if let Some(name) = name {

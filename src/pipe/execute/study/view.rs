@@ -15,6 +15,7 @@ use crate::engine::registry;
 use crate::error::Error;
 use crate::report::html::StudyPage;
 use crate::report::{Table, duration, figure};
+use crate::system::files;
 
 /// The pipeline of the best trial, in the folder of the study.
 pub const BEST: &str = "best.yaml";
@@ -37,7 +38,7 @@ impl StudyView<'_> {
     pub fn pipeline(&self, trial: &Trial, variables: &Variables) -> Result<String, String> {
         let mut more = Vec::new();
         // The run of the trial shows what the trial ran as: the architecture of a model that was chosen.
-        let ran = self.run_of(trial).and_then(|id| std::fs::read_to_string(crate::run::folder_of(&id).resolved()).ok());
+        let ran = self.run_of(trial).and_then(|id| files::read_own_text(&crate::run::folder_of(&id).resolved()).ok());
         let ran = ran.and_then(|text| registry::parse_pipeline(&text, &[], variables).ok());
         if let Some(training) = ran.as_ref().and_then(pipe_spec::Pipeline::training) {
             more.push(("model.arch", json!(training.model.arch.name())));

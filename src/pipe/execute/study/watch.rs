@@ -20,6 +20,7 @@ use crate::input::load;
 use crate::report::{ChildLine, Reporter, duration, print_json_line};
 use crate::run::{self, Listed};
 use crate::system::clock::now;
+use crate::system::files;
 
 pub struct StudyWatcher {
     json: bool,
@@ -151,7 +152,7 @@ impl StudyWatcher {
     /// How many of the trials that run have this card.
     pub fn trials_on(&self, card: &str) -> usize {
         let has_card = |watcher: &&Watcher| {
-            let text = std::fs::read_to_string(watcher.found.folder().resolved()).unwrap_or_default();
+            let text = files::read_own_text(&watcher.found.folder().resolved()).unwrap_or_default();
             let pipeline = registry::parse_pipeline(&text, &[], &load::variables());
             pipeline.is_ok_and(
                 |pipeline| matches!(&pipeline.container.gpus, Gpus::Ids(ids) if ids.iter().any(|id| id == card)),

@@ -22,6 +22,7 @@ use worker::Worker;
 use super::delivery::DeliveryThread;
 use super::{Listener, Notice, retry, scalars, settings, shortened};
 use crate::system::clock::now;
+use crate::system::files;
 
 /// How it is called where its address must not be.
 const KEY: &str = "track.mlflow";
@@ -115,7 +116,7 @@ impl Mlflow {
 
     /// The image in which the attempts run, once it is locked.
     fn image(&self) -> Option<String> {
-        let lock: serde_json::Value = serde_json::from_slice(&std::fs::read(self.folder.lock()).ok()?).ok()?;
+        let lock: serde_json::Value = serde_json::from_slice(&files::read_own(&self.folder.lock()).ok()?).ok()?;
         lock["on"]["image"].as_str().map(str::to_owned)
     }
 

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::server::{Metric, Server, Tracked};
 use super::{BATCH_INTERVAL, LogItem, milliseconds};
+use crate::system::files;
 use crate::system::files::write_json;
 use crate::system::http::Failure;
 use crate::track::delivery::Deliver;
@@ -76,7 +77,7 @@ impl Worker {
     /// The run on the server: the one that was kept, or a new one.
     fn begin(&self, id: &str, created: f64) -> Result<(Tracked, bool), Failure> {
         let path = self.folder.path().join("mlflow.json");
-        let kept: Option<SavedRun> = std::fs::read(&path).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok());
+        let kept: Option<SavedRun> = files::read_own(&path).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok());
         if let Some(kept) = kept
             && let Some(found) = self.server.find_run(&kept.run_id)?
         {
@@ -111,7 +112,7 @@ impl Worker {
             None => return Ok(()),
             Some(Artifact::Text { name, text }) => ((*name).to_owned(), Ok(text.clone())),
             Some(Artifact::File(path)) => {
-                (path.file_name().unwrap_or_default().to_string_lossy().into_owned(), std::fs::read_to_string(path))
+                (path.file_name().unwrap_or_default().to_string_lossy().into_owned(), files::read_own_text(path))
             }
         };
         let uploaded = match (path, text) {

@@ -9,7 +9,6 @@
 mod identity;
 mod log;
 
-use std::fs::File;
 use std::io::{self, BufRead, BufReader};
 use std::path::{Path, PathBuf};
 
@@ -22,6 +21,7 @@ use serde_json::{Map, Value, json};
 use super::tensorboard::Message;
 use super::{Listener, Notice, retry, scalars, settings};
 use crate::system::clock::now;
+use crate::system::files;
 use crate::system::files::write_json;
 
 const KEY: &str = "track.wandb";
@@ -90,7 +90,7 @@ impl Wandb {
     fn begin(&mut self, state: &RunState) -> io::Result<()> {
         let labels_file = self.folder.path().join("wandb/labels.json");
         let kept: Labels =
-            std::fs::read(&labels_file).ok().and_then(|text| serde_json::from_slice(&text).ok()).unwrap_or_default();
+            files::read_own(&labels_file).ok().and_then(|text| serde_json::from_slice(&text).ok()).unwrap_or_default();
         let labels = self.labels.take().unwrap_or_default().or(kept);
         let identity = Identity::new(state, self.project.clone(), labels);
         let folder = identity.folder(self.folder.path());
@@ -118,7 +118,7 @@ impl Wandb {
 
     /// Writes the values of every recorded event.
     fn write_recorded_events(&mut self) -> io::Result<()> {
-        let Ok(file) = File::open(self.folder.events()) else { return Ok(()) };
+        let Ok(file) = files::open_own(&self.folder.events()) else { return Ok(()) };
         for line in BufReader::new(file).split(b'\n') {
             if let Ok(recorded) = serde_json::from_slice(&line?) {
                 self.event(&recorded)?;
