@@ -56,13 +56,7 @@ struct Held {
 impl PartBudget {
     /// `work` is that of a part of `batch` samples of full length, in steps of `step` samples; `recompute` decides whether it is
     /// computed again.
-    pub fn new(
-        config: Box<dyn ModelConfig>,
-        work: Work,
-        layout: Layout,
-        recompute: Recompute,
-        step: u32,
-    ) -> Self {
+    pub fn new(config: Box<dyn ModelConfig>, work: Work, layout: Layout, recompute: Recompute, step: u32) -> Self {
         let parameters = config.parameters().into();
         Self::of(config.into(), parameters, work, layout, recompute, step)
     }

@@ -371,7 +371,8 @@ mod tests {
                 let sizes = part_sizes(&samples, ranks, Layout::Padded, |_| fits);
                 assert_eq!(sizes.iter().sum::<usize>(), samples.len());
                 assert!(sizes.iter().all(|size| (1..=fits).contains(size)), "{ranks} ranks, {fits} fit: {sizes:?}");
-                let work: Vec<u64> = parts(&samples, &sizes).map(|part| PartTotals::of(part).tokens(Layout::Padded)).collect();
+                let work: Vec<u64> =
+                    parts(&samples, &sizes).map(|part| PartTotals::of(part).tokens(Layout::Padded)).collect();
                 let mut each = vec![0; ranks as usize];
                 for (owner, work) in owners(&work, ranks).into_iter().zip(&work) {
                     each[owner as usize] += work;
@@ -386,9 +387,17 @@ mod tests {
     #[test]
     fn few_numbers_of_tokens_that_are_little_more() {
         let all: Vec<u64> = (1..=20_000).map(|tokens| rounded_tokens(tokens, u64::MAX)).collect();
-        assert!(all.iter().zip(1..).all(|(rounded, tokens)| *rounded >= tokens && *rounded <= tokens + tokens / 8 + 63));
-        assert_eq!([1, 1000, 1600, 3200, 16_384].map(|tokens| rounded_tokens(tokens, u64::MAX)), [64, 1024, 1664, 3328, 16_384]);
-        assert_eq!([rounded_tokens(10_101, 10_101), rounded_tokens(10_000, 10_101), rounded_tokens(9, 5)], [10_101, 10_101, 9]);
+        assert!(
+            all.iter().zip(1..).all(|(rounded, tokens)| *rounded >= tokens && *rounded <= tokens + tokens / 8 + 63)
+        );
+        assert_eq!(
+            [1, 1000, 1600, 3200, 16_384].map(|tokens| rounded_tokens(tokens, u64::MAX)),
+            [64, 1024, 1664, 3328, 16_384]
+        );
+        assert_eq!(
+            [rounded_tokens(10_101, 10_101), rounded_tokens(10_000, 10_101), rounded_tokens(9, 5)],
+            [10_101, 10_101, 9]
+        );
         let mut different = all;
         different.dedup();
         assert!(different.len() < 80, "{}", different.len());

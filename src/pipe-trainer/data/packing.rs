@@ -159,7 +159,8 @@ impl<'a> Packed<'a> {
         if self.is_even() {
             return packed.f_reshape(size);
         }
-        let index = self.starts()?.f_unsqueeze(1)?.f_add(&self.counts.f_unsqueeze(0)?)?.f_clamp_max(self.tokens() - 1)?;
+        let index =
+            self.starts()?.f_unsqueeze(1)?.f_add(&self.counts.f_unsqueeze(0)?)?.f_clamp_max(self.tokens() - 1)?;
         packed.f_squeeze_dim(0)?.f_index_select(0, &index.f_reshape([-1])?)?.f_reshape(size)
     }
 

@@ -552,7 +552,8 @@ mod tests {
         let paddings = ["input_ids", "next"].map(|column| Padding { column, with: 9, length: Some(7), most: 7 });
         let shape = PartShape::new(&paddings, Device::Cpu).packed(40);
         let part = shape.collate(&samples).unwrap();
-        let numbers = |name: &str| Vec::<i64>::try_from(part.get(name).unwrap().reshape([-1]).to_kind(Kind::Int64)).unwrap();
+        let numbers =
+            |name: &str| Vec::<i64>::try_from(part.get(name).unwrap().reshape([-1]).to_kind(Kind::Int64)).unwrap();
         assert_eq!((numbers("input_ids"), numbers("token_type_ids")), (vec![6, 7, 8, 9], vec![1, 1, 0, 1]));
         assert_eq!(numbers("input_ids.offsets"), [0, 2, 4, 4]);
         assert_eq!(numbers("input_ids.places"), [0, 1, 0, 2, 1, 0, 1, 1], "where they stand in their rows");
@@ -562,7 +563,11 @@ mod tests {
         assert_eq!(shape.row_lengths(&samples), Lengths { source: 3, target: 0 });
         let on_card = PartShape { device: Device::Cuda(0), ..shape.clone() };
         let three = [samples[0].clone(), samples[1].clone(), samples[1].clone()];
-        assert_eq!((on_card.layout(), on_card.row_lengths(&three).source), (Layout::Packed, 3), "7 tokens of 3 samples");
+        assert_eq!(
+            (on_card.layout(), on_card.row_lengths(&three).source),
+            (Layout::Packed, 3),
+            "7 tokens of 3 samples"
+        );
         let rounded = shape.clone().in_few_lengths().collate(&samples).unwrap();
         assert_eq!(rounded.get("input_ids").unwrap().size(), [1, 64]);
         assert_eq!((rounded.packed("input_ids").unwrap().longest(), rounded.packed("next").unwrap().longest()), (2, 4));

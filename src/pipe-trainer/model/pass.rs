@@ -68,7 +68,14 @@ impl Pass {
         match mode {
             Mode::Train(drawn) => {
                 let checkpointing = checkpointing || drawn.recomputes;
-                Self { dropout, drawn: Some(drawn).filter(|_| dropout > 0.0), compute, checkpointing, block: 0, tokens: 0 }
+                Self {
+                    dropout,
+                    drawn: Some(drawn).filter(|_| dropout > 0.0),
+                    compute,
+                    checkpointing,
+                    block: 0,
+                    tokens: 0,
+                }
             }
             Mode::Eval => Self::quiet(compute),
         }

@@ -52,7 +52,9 @@ impl StepSplitter {
         };
         let shape = if model.packs() { shape.packed(session.spec.train.batch()) } else { shape };
         if model.packs() && session.spec.data.pad == Pad::Max {
-            tracing::warn!("data.pad: max changes nothing: this model trains on samples that stand one behind the other, without padding");
+            tracing::warn!(
+                "data.pad: max changes nothing: this model trains on samples that stand one behind the other, without padding"
+            );
         }
         // Nothing is counted on where parts of another size are another training.
         let capacity = hardware.card_capacity().filter(|_| model.depends_on_batch().is_none());

@@ -382,7 +382,9 @@ impl<'a> Training<'a> {
         let graphs = self.graphs.as_ref().and_then(Graphs::use_so_far);
         if let Some(GraphUse { recorded, launched, parts, rounding }) = graphs {
             let share = 100.0 * rounding;
-            tracing::info!("{launched} of {parts} parts were one of {recorded} CUDA graphs; {share:.1} % of the tokens are rounding");
+            tracing::info!(
+                "{launched} of {parts} parts were one of {recorded} CUDA graphs; {share:.1} % of the tokens are rounding"
+            );
         }
         self.session.emit(EventKind::Finished(event::Finished {
             step: self.state.step,

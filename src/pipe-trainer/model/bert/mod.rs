@@ -280,12 +280,7 @@ impl Head {
         }
     }
 
-    pub fn forward(
-        &self,
-        hidden: &Tensor,
-        packed: Option<Packed<'_>>,
-        pass: Pass,
-    ) -> Result<Tensor, TrainerError> {
+    pub fn forward(&self, hidden: &Tensor, packed: Option<Packed<'_>>, pass: Pass) -> Result<Tensor, TrainerError> {
         let Some(dense) = &self.dense else {
             return self.out.forward(&pass.through(packed).drop_out(hidden)?, pass);
         };

@@ -64,13 +64,7 @@ impl Layer {
         Ok(hidden.f_add(&self.feed_forward.forward(&normed, pass)?)?)
     }
 
-    fn attend(
-        &self,
-        normed: &Tensor,
-        turns: [&Tensor; 2],
-        rows: Rows<'_>,
-        pass: Pass,
-    ) -> Result<Tensor, TrainerError> {
+    fn attend(&self, normed: &Tensor, turns: [&Tensor; 2], rows: Rows<'_>, pass: Pass) -> Result<Tensor, TrainerError> {
         let [q, k, v] = &self.queries_keys_values;
         let mut q = split_heads(&q.forward(normed, pass)?, self.heads.queries)?;
         let mut k = split_heads(&k.forward(normed, pass)?, self.heads.keys)?;

@@ -28,8 +28,7 @@ impl<'a> Decoder<'a> {
         let padding = padding(part, pass)?;
         let key_mask = key_mask(part, pass.compute, model.config.d_kv)?;
         let rows = Rows::Each { padding: key_mask.as_ref() };
-        let memory =
-            model.encoder.forward(&model.embed(part.get("input_ids")?, pass)?, rows, None, pass)?;
+        let memory = model.encoder.forward(&model.embed(part.get("input_ids")?, pass)?, rows, None, pass)?;
         let stack = &model.decoder;
         let bias = stack.buckets.last_row(&stack.relative_attention_bias, max_length)?.f_to_kind(Kind::Float)?;
         let layers = stack.blocks.iter().map(|block| Layer::begin(block, &memory)).collect::<Result<_, _>>()?;

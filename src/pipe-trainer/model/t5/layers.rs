@@ -113,8 +113,13 @@ impl Stack {
 #[derive(Clone, Copy)]
 pub enum Rows<'a> {
     /// Each in a row of its own; `padding` hides keys of the source.
-    Each { padding: Option<&'a Tensor> },
-    Packed { source: Packed<'a>, target: Option<Packed<'a>> },
+    Each {
+        padding: Option<&'a Tensor>,
+    },
+    Packed {
+        source: Packed<'a>,
+        target: Option<Packed<'a>>,
+    },
 }
 
 impl<'a> Rows<'a> {
