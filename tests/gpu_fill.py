@@ -51,7 +51,8 @@ def run(trainer, folder, limit, checkpointing, steps):
     parts = sum(event["parts"] for event in done) / len(done)
     rate = EFFECTIVE * len(done[20:]) / sum(event["ms"] for event in done[20:]) * 1000
     said = f"batch {started['batch']}, {parts:.1f} parts a step, peak {peak:.1%} of the limit, {rate:.0f} samples/s"
-    return peak > 0.85, said
+    # A step that is one part has nothing more to fill it with.
+    return peak > 0.85 or (parts == 1 and started["batch"] == EFFECTIVE), said
 
 
 def main():
