@@ -68,6 +68,7 @@ pub fn learn(spec: &TrainerSpec, events: &mut Events) {
         model_step: Some(2),
         best: Some(BestEval { metric: Metric::loss(), step: 2, value: 0.5 }),
         stopped_early: Some(StoppedEarly { metric: Metric::loss(), patience: 2, best_step: Some(2), best: Some(0.5) }),
+        graphs: None,
     }));
 }
 
