@@ -20,27 +20,16 @@ use crate::model::{Definition, Drawn, Mode, Model, Setup, Start};
 use crate::storage::{TensorFiles, tensor_writer};
 use crate::torch;
 
-const LAST_HIDDEN_STATE: &str = "last_hidden_state";
-
 pub fn parity(args: &ParityArgs) -> Result<(), TrainerError> {
     let definition = Definition::from_folder(&args.model)?.with_adapter_folder(args.adapter.as_deref())?;
     let Some(files) = definition.trained()? else { panic!("a folder has weights") };
     let setup = setup(args)?;
     let model = definition.build(&Start::Tensors { files: &files, seed: 0 }, &setup)?;
-    let part = read_batch(&args.batch, setup.device)?;
-    let length = |name| part.find(name).filter(|tensor| tensor.dim() == 2).map(|tensor| tensor.size()[1]);
-    let (of_labels, of_ids) = (length("labels"), length("input_ids"));
-    let samples = part.tensors().next().map_or(0, |(_, tensor)| tensor.size()[0]);
-    let part = as_in_training(part, &definition.task_data()?, model.as_ref(), setup.device)?;
+    let rows = read_batch(&args.batch, setup.device)?;
+    let part = as_in_training(rows.shallow_clone(), &definition.task_data()?, model.as_ref(), setup.device)?;
     // The gradient is that of a training step, in which nothing is dropped.
     let mode = Mode::Train(Drawn::new(0, 0));
-    let mut compared = Compared::compute(model.as_ref(), &part, mode)?;
-    compared.logits = as_in_file(&compared.logits, samples, of_labels)?;
-    for (name, tensor) in &mut compared.others {
-        if name == LAST_HIDDEN_STATE {
-            *tensor = as_in_file(tensor, samples, of_ids)?;
-        }
-    }
+    let compared = Compared::compute(model.as_ref(), &part, &rows, mode)?;
     let fail = |source| TrainerError::Save { path: args.out.clone(), source, last: None };
     tensor_writer::write(&args.out, &compared.tensors()).map_err(fail)?;
     println!("{}", json!({ "loss": compared.loss, "grad_norm": compared.grad_norm }));
@@ -56,16 +45,6 @@ pub fn dropout_masks(args: &DropoutMasksArgs) -> Result<(), TrainerError> {
     let all = masks(kinds.compute, device)?.into_iter().map(|(name, mask)| Ok((name, digest(mask)?.into())));
     println!("{}", serde_json::Value::Object(all.collect::<Result<_, TrainerError>>()?));
     Ok(())
-}
-
-/// Samples that were packed are as long as the longest, and there may be more of them; in a file all may be padded further.
-fn as_in_file(tensor: &Tensor, samples: i64, length: Option<i64>) -> Result<Tensor, TrainerError> {
-    match (length, tensor.size().as_slice()) {
-        (Some(length), [_, rows, _]) => {
-            Ok(tensor.f_narrow(0, 0, samples)?.f_constant_pad_nd([0, 0, 0, length - rows])?.f_contiguous()?)
-        }
-        _ => Ok(tensor.shallow_clone()),
-    }
 }
 
 fn setup(args: &ParityArgs) -> Result<Setup, TrainerError> {
@@ -94,17 +73,18 @@ struct Compared {
 }
 
 impl Compared {
-    fn compute(model: &dyn Model, part: &Part, mode: Mode) -> Result<Self, TrainerError> {
+    /// Loss and gradients of `part`, as a training has them, and the outputs of the same samples with a row for each.
+    fn compute(model: &dyn Model, part: &Part, rows: &Part, mode: Mode) -> Result<Self, TrainerError> {
         let loss = match model.contrastive() {
             Some(contrastive) => contrastive.loss(&contrastive.embed(part, mode)?)?,
             None => model.loss_sum(part, mode)?.f_div_scalar(model.targets(part)?)?,
         };
         loss.f_backward()?;
         let gradients = wide(model.weights().gradients()?)?;
-        let logits = tch::no_grad(|| model.logits(part, Mode::Eval))?.f_to_kind(Kind::Float)?;
+        let logits = tch::no_grad(|| model.logits(rows, Mode::Eval))?.f_to_kind(Kind::Float)?;
         let mut others = Vec::new();
         if let Some(encoder) = model.encoder() {
-            others.push((LAST_HIDDEN_STATE.to_owned(), tch::no_grad(|| encoder.last_hidden_state(part))?));
+            others.push(("last_hidden_state".to_owned(), tch::no_grad(|| encoder.last_hidden_state(rows))?));
         }
         if model.contrastive().is_some() {
             others.push(("logits_per_image".to_owned(), logits.shallow_clone()));

@@ -203,7 +203,7 @@ impl PartShape {
         }
     }
 
-    /// What decides how much a part holds. On a card attention goes by sample too; elsewhere it is computed in rows that are padded to the longest.
+    /// The layout that decides how much a part holds. On a card attention goes by sample too; elsewhere it is computed in rows that are padded to the longest.
     pub fn layout(&self) -> Layout {
         if self.packing.is_some() && self.device.is_cuda() { Layout::Packed } else { Layout::Padded }
     }

@@ -417,7 +417,7 @@ mod weight_gradient_tests {
         random(shape, Kind::Float).set_requires_grad(true)
     }
 
-    /// Of what `outs` would be with `weight` and `bias`, in fp64: the gradients of the weight, the bias and the input.
+    /// The gradients of what `outs` would be with `weight` and `bias`, in fp64: of the weight, the bias and the input.
     fn expected(inputs: &[Tensor], d_outs: &[Tensor], weight: &Tensor) -> [Tensor; 3] {
         let rows = |tensor: &Tensor| tensor.to_kind(Kind::Double).reshape([-1, tensor.size()[2]]);
         let sum = |terms: Vec<Tensor>| Tensor::stack(&terms, 0).sum_dim_intlist(0, false, Kind::Double);

@@ -182,7 +182,7 @@ impl<'a> Graphs<'a> {
             (state.parts + 1, state.tokens + tokens, state.computed + computed);
     }
 
-    /// What became of the parts so far. Absent where no graph was recorded.
+    /// The counts of the parts so far. Absent where no graph was recorded.
     pub fn use_so_far(&self) -> Option<GraphUse> {
         let State { recordings: recorded, launches: launched, parts, tokens, computed, .. } = *self.state.borrow();
         let rounding = if computed > 0 { 1.0 - tokens as f64 / computed as f64 } else { 0.0 };

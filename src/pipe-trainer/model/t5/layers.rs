@@ -131,7 +131,7 @@ impl<'a> Rows<'a> {
         }
     }
 
-    /// What blocks are given of them, for `of_inputs`.
+    /// The tensors that blocks are given of them, for `of_inputs`.
     fn tensors(self, is_decoder: bool) -> Vec<&'a Tensor> {
         match (self, self.packed(is_decoder)) {
             (Self::Each { padding }, _) => padding.into_iter().collect(),
