@@ -35,7 +35,8 @@ pub fn generate(args: &[&str], folder: &Folder) {
     generated::generate(Command::new(trainer()), args, &folder.path().join("data"));
 }
 
-/// A folder with recipes and `t5.yaml`; `more` is added to the pipeline.
+/// A folder with recipes and `t5.yaml`; `more` is added to the pipeline. Every sample is padded to the same length, so
+/// memory depends on the batch alone.
 pub fn folder(more: &str) -> Folder {
     let folder = Folder::new();
     generate(&["recipes", "--rows", "400", "--seed", "3"], &folder);
@@ -45,15 +46,15 @@ pub fn folder(more: &str) -> Folder {
             "version: 1\nname: t5\nmodel:\n  arch: t5\n  config: {{vocab_size: 128, d_model: 32, d_kv: 16, d_ff: 64, \
              num_layers: 2, num_decoder_layers: 2, num_heads: 8, dropout_rate: 0.0, pad_token_id: 0, eos_token_id: 1, \
              decoder_start_token_id: 0}}\ndata:\n  train: data/train.jsonl\n  fields: {{source: ingredients, target: directions}}\n  \
-             max_source: 64\n  max_target: 128\n{more}"
+             max_source: 64\n  max_target: 128\n  pad: max\n{more}"
         ),
     );
     folder
 }
 
-/// Short recipes, then long ones from the twelfth step of 48 samples on, in a wide model.
+/// Short recipes, then long ones from the twelfth step of 48 samples on, in a wide model that pads rows to the longest.
 pub fn make_rows_longer(folder: &Folder, width: &str) {
-    let yaml = folder.read("t5.yaml").replace("d_ff: 64", width);
+    let yaml = folder.read("t5.yaml").replace("pad: max", "pad: longest").replace("d_ff: 64", width);
     let rows = folder.read("data/train.jsonl");
     let mut rows: Vec<&str> = rows.lines().collect();
     rows.sort_by_key(|row| row.len());

@@ -104,9 +104,9 @@ pub fn padding_of(packed: Packed<'_>, kind: Kind) -> Result<Tensor, TrainerError
     Ok(behind.f_unsqueeze(1)?.f_unsqueeze(1)?.f_to_kind(kind)?.f_mul_scalar(hidden_score(kind))?)
 }
 
-/// Whether a model with heads of this width takes packed samples: where attention goes by sample too, or costs little beside the rest.
+/// Whether a model with heads of this width trains on packed samples: where attention goes by sample too.
 pub fn packs(kind: Kind, device: Device, width: i64) -> bool {
-    !device.is_cuda() || has_kernel(kind, device, width)
+    has_kernel(kind, device, width)
 }
 
 /// [batch, length], 1 where there is a token, as what is added to scores: [batch, 1, 1, length].
