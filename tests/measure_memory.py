@@ -2,7 +2,7 @@
 """Measures what training steps hold on a card, over many configurations, each in a process of its own:
 tests/fixtures/memory/measured.jsonl, against which `cargo test` holds the estimates of `pipe plan`.
 
-usage: measure_memory.py --trainer target/release/pipe-trainer --out measured.jsonl [--at-once 6] [WORD...]
+usage: measure_memory.py --trainer target/release/pipe-trainer --out measured.jsonl [--at-once 6] [--held-out] [WORD...]
        (only configurations whose name has all of the words)
 Needs a CUDA card. Everything is made from configs; nothing is fetched."""
 import argparse
@@ -10,6 +10,7 @@ import concurrent.futures
 import json
 import subprocess
 import sys
+import threading
 import time
 
 
@@ -42,6 +43,11 @@ def hybrid(channels, **more):
     base = dict(input_features=32, sequence_length=60, conv_channels=channels, kernel_size=3, lstm_hidden=512,
                 lstm_layers=2, attention_heads=4, num_classes=3)
     return base | more
+
+
+def llama(width, inner, layers, heads, keys, **more):
+    base = dict(hidden_size=width, intermediate_size=inner, num_hidden_layers=layers, num_attention_heads=heads)
+    return dict(base, num_key_value_heads=keys, max_position_embeddings=8192, tie_word_embeddings=False) | more
 
 
 def vit(width, layers, heads, patch, **more):
@@ -104,6 +110,24 @@ MODELS |= {
     "hybrid-odd": ("hybrid-cnn-lstm", hybrid([4096, 256, 4096], lstm_hidden=384, lstm_layers=1, sequence_length=90)),
     "mu-sota-odd": ("mu-sota", dict(n_layers=16, n_blocks=12, block_dim=16, block_heads=2, cross_heads=6, ffn_dim=4096)),
 }
+MODELS |= {
+    "llama-1b": ("llama", llama(2048, 8192, 16, 32, 8, vocab_size=128256, tie_word_embeddings=True)),
+    "llama-8b": ("llama", llama(4096, 14336, 32, 32, 8, vocab_size=128256)),
+    "tinyllama": ("llama", llama(2048, 5632, 22, 32, 4)),
+    "smollm2-135m": ("llama", llama(576, 1536, 30, 9, 3, vocab_size=49152, tie_word_embeddings=True)),
+    "qwen2-0.5b": ("qwen2", llama(896, 4864, 24, 14, 2, tie_word_embeddings=True)),
+    "qwen3-0.6b": ("qwen3", llama(1024, 3072, 28, 16, 8, head_dim=128, tie_word_embeddings=True)),
+    "mistral-window": ("mistral", llama(1024, 3584, 12, 16, 4, sliding_window=256)),
+    # Of these nothing was known when the estimates were written.
+    "llama-odd": ("llama", llama(768, 2000, 7, 12, 4, vocab_size=50001)),
+    "qwen3-odd": ("qwen3", llama(640, 2560, 11, 10, 5, head_dim=96, vocab_size=90000)),
+    "llama-3b": ("llama", llama(3072, 8192, 28, 24, 8, vocab_size=128256, tie_word_embeddings=True)),
+    "t5-narrow": ("t5", t5(512, 2048, 6, 8, feed_forward_proj="relu", tie_word_embeddings=True)),
+    "t5-wide": ("t5", t5(1280, 3584, 10, 20, num_decoder_layers=6)),
+    "bert-small": ("bert", bert(512, 4, 8)),
+    "xlm-roberta-large": ("xlm-roberta", bert(1024, 24, 16, vocab_size=250002, max_position_embeddings=514, type_vocab_size=1)),
+    "mu-sota-20": ("mu-sota", dict(n_layers=20)),
+}
 MIXED = ["fp32", "bf16", "bf16-mixed", "fp16-mixed"]
 
 
@@ -149,6 +173,15 @@ CONFIGURATIONS = [
     *of("vit-base", [(64, 0, 0)], MIXED), *of("vit-base", [(16, 0, 0)], ["bf16-mixed"], accum=4),
     *of("resnet-18", [(128, 0, 0)], MIXED, [False]), *of("resnet-18", [(32, 0, 0)], ["bf16"], [False], accum=2),
     *of("resnet-50", [(64, 0, 0)], MIXED, [False]), *of("resnet-50", [(16, 0, 0)], ["fp32", "bf16-mixed"], [False], accum=4),
+    *of("llama-1b", [(8, 1024, 0), (4, 2048, 0)]), *of("llama-1b", [(2, 512, 0)], MIXED),
+    *of("llama-1b", [(2, 512, 0)], ["bf16", "bf16-mixed"], accum=2), *of("llama-1b", [(3, 777, 0)], optimizer="adafactor"),
+    *of("tinyllama", [(8, 512, 0)], ["bf16", "bf16-mixed"]), *of("smollm2-135m", [(16, 512, 0), (5, 333, 0)]),
+    *of("smollm2-135m", [(16, 512, 0)], ["fp32", "fp16-mixed"]), *of("qwen2-0.5b", [(8, 512, 0)], ["bf16", "bf16-mixed"]),
+    *of("qwen3-0.6b", [(8, 512, 0)], ["bf16", "fp32"]), *of("mistral-window", [(8, 512, 0)], ["bf16", "fp32"]),
+    *of("llama-8b", [(4, 2048, 0)], lora=16), *of("llama-8b", [(1, 1024, 0)], lora=16),
+    *of("llama-1b", [(8, 1024, 0), (3, 333, 0)], ["bf16", "bf16-mixed"], lora=16), *of("llama-1b", [(4, 512, 0)], ["fp32"], lora=64),
+    *of("llama-1b", [(4, 512, 0)], lora=16, accum=2), *of("qwen2-0.5b", [(8, 512, 0)], ["bf16", "fp32"], lora=8),
+    *of("qwen3-0.6b", [(8, 512, 0)], lora=32), *of("mistral-window", [(8, 512, 0)], lora=8),
     *of("tabular", [(1024, 0, 0), (65536, 0, 0)], ["fp32", "bf16-mixed"], [False]),
     *of("tabular-wide", [(8192, 0, 0)], MIXED, [False]),
 ]
@@ -175,21 +208,33 @@ HELD_OUT = [
     *of("hybrid-odd", [(96, 0, 0)], ["fp32", "bf16-mixed"]), *of("hybrid", [(200, 0, 0)], ["bf16"]),
     *of("mu-sota-odd", [(12, 384, 0)], ["fp32", "bf16-mixed", "bf16"]), *of("mu-sota", [(20, 320, 0)], ["fp16-mixed"], accum=2),
     *of("bert-odd-tokens", [(7, 333, 0)], ["fp32", "bf16"]), *of("vit-odd", [(50, 0, 0)], ["fp32", "bf16-mixed"]),
+    # Those on which the estimates before these were too low, and others like them.
+    *of("t5-large", [(6, 450, 200)], ["bf16-mixed"], accum=2), *of("mu-sota-20", [(11, 401, 0)], ["bf16", "fp32"], accum=2),
+    *of("t5-base", [(13, 777, 111)], accum=5), *of("t5-narrow", [(40, 61, 19), (9, 640, 30)], ["bf16", "fp16-mixed"]),
+    *of("t5-wide", [(7, 275, 150)], ["bf16", "bf16-mixed"]), *of("t5-wide", [(2, 1200, 20)], ["fp32"], accum=2),
+    *of("t5-xl", [(3, 200, 310)]), *of("bert-small", [(100, 60, 0), (12, 500, 0)], ["bf16", "bf16-mixed"]),
+    *of("bert-small", [(64, 128, 0)], ["fp32"], accum=2), *of("xlm-roberta-large", [(6, 290, 0)], ["bf16", "fp16-mixed"]),
+    *of("roberta-base", [(40, 77, 0)], ["bf16-mixed"], accum=2), *of("bert-odd-tokens", [(15, 222, 0)], ["bf16-mixed"]),
+    *of("llama-odd", [(12, 401, 0)], ["bf16", "bf16-mixed", "fp32"]), *of("llama-odd", [(3, 1300, 0)], accum=3),
+    *of("qwen3-odd", [(6, 600, 0)], ["bf16", "fp16-mixed"]), *of("qwen3-odd", [(9, 250, 0)], optimizer="adafactor"),
+    *of("llama-3b", [(2, 1500, 0)]), *of("llama-3b", [(5, 700, 0)], lora=32), *of("tinyllama", [(3, 911, 0)], ["bf16-mixed"]),
+    *of("llama-odd", [(12, 401, 0)], ["bf16", "fp16-mixed"], lora=4), *of("qwen3-odd", [(7, 512, 0)], lora=16, accum=2),
+    *of("tinyllama", [(6, 650, 0)], ["fp32"], lora=8), *of("smollm2-135m", [(30, 128, 0)], ["bf16-mixed"], accum=2),
     *of("resnet-odd", [(90, 0, 0)], ["fp32", "bf16", "fp16-mixed"], [False], accum=2),
 ]
 
 
 def complete(given):
     arch, config = MODELS[given["model"]]
-    text = arch not in ("hybrid-cnn-lstm", "mu-sota", "vit", "resnet", "tabular")
+    text = arch in ("t5", "bert", "roberta", "xlm-roberta", "deberta-v3", "clip")
     return dict(given, arch=arch, config=config, accum=given.get("accum", 1), optimizer=given.get("optimizer", "adamw"),
-                padded=given.get("padded", True) and text)
+                padded=given.get("padded", True) and text, lora=given.get("lora", 0))
 
 
 def name(given):
     words = [given["model"], given["precision"], f"{given['batch']}x{given['source']}x{given['target']}"]
     words += ["checkpointing"] * given["checkpointing"] + ["bare"] * (given.get("padded") is False)
-    return " ".join(words + [f"{key}={given[key]}" for key in ("accum", "optimizer") if key in given])
+    return " ".join(words + [f"{key}={given[key]}" for key in ("accum", "optimizer", "lora") if key in given])
 
 
 def needed(trainer, given, measured):
@@ -221,8 +266,34 @@ def bench(trainer, given, more=()):
     command = [f"{trainer}-bench", "steps", "--steps", "1", "--arch", full["arch"], "--config", json.dumps(full["config"])]
     for key in ("batch", "accum", "optimizer", "precision", "source", "target"):
         command += [f"--{key}", str(max(full[key], 1) if isinstance(full[key], int) else full[key])]
+    command += ["--lora", str(full["lora"])] if full["lora"] else []
     command += ["--checkpointing"] * full["checkpointing"] + ["--padded"] * full["padded"]
     return subprocess.run([*command, *more], capture_output=True, text=True)
+
+
+# GiB of steps of large models that nothing is known of yet.
+LARGE = {"llama-8b": 62, "llama-3b": 40}
+
+
+class Room:
+    """GiB of the card, shared by what is measured at a time: each takes what it needed the last time."""
+
+    def __init__(self, before):
+        entries = [json.loads(line) for path in before for line in open(path)]
+        self.known = {entry["name"]: entry["measured"]["reserved"] / 2**30 for entry in entries}
+        self.free, self.changed = 120.0, threading.Condition()
+
+    def measure(self, trainer, given, until):
+        needs = min(self.known.get(name(given), LARGE.get(given["model"], 20)) + 1, 120)
+        with self.changed:
+            self.changed.wait_for(lambda: self.free >= needs)
+            self.free -= needs
+        try:
+            return (None, "no time left") if time.time() > until else measure(trainer, given)
+        finally:
+            with self.changed:
+                self.free += needs
+                self.changed.notify_all()
 
 
 def main():
@@ -231,13 +302,19 @@ def main():
     parser.add_argument("--out", required=True)
     parser.add_argument("--at-once", type=int, default=6)
     parser.add_argument("--held-out", action="store_true", help="the other list of configurations")
+    parser.add_argument("--seconds", type=int, default=3600, help="begin no measurement after so many")
+    parser.add_argument("--archs", help="only those, with commas between them")
+    parser.add_argument("--before", nargs="*", default=[], help="files of earlier measurements, which say how much fits at a time")
     parser.add_argument("words", nargs="*")
     args = parser.parse_args()
     configurations = HELD_OUT if args.held_out else CONFIGURATIONS
     wanted = [given for given in configurations if all(word in name(given).split() for word in args.words)]
-    began, failed = time.time(), 0
+    if args.archs:
+        wanted = [given for given in wanted if MODELS[given["model"]][0] in args.archs.split(",")]
+    began, failed, room = time.time(), 0, Room(args.before)
+    until = began + args.seconds
     with concurrent.futures.ThreadPoolExecutor(args.at_once) as pool, open(args.out, "w") as out:
-        for given, (entry, error) in zip(wanted, pool.map(lambda given: measure(args.trainer, given), wanted)):
+        for given, (entry, error) in zip(wanted, pool.map(lambda given: room.measure(args.trainer, given, until), wanted)):
             if error:
                 failed += 1
                 print(f"FAILED {name(given)}: {error}")

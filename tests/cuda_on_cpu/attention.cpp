@@ -21,10 +21,17 @@ struct Case {
   bool half, causal, bias, ragged;
   double share;
   int layout;
+  u32 shared = 1;  // heads of queries that have one of keys and values
+
+  Case of_keys() const {
+    Case c = *this;
+    c.heads /= shared;
+    return c;
+  }
 
   std::string name() const {
     char text[160];
-    snprintf(text, sizeof text, "%s B%u H%u %ux%u D%u%s%s%s%s layout %d", half ? "f16 " : "bf16", batch, heads, queries, keys, width,
+    snprintf(text, sizeof text, "%s B%u H%u/%u %ux%u D%u%s%s%s%s layout %d", half ? "f16 " : "bf16", batch, heads, shared, queries, keys, width,
              causal ? " causal" : "", bias ? " bias" : "", ragged ? " lengths" : "", share > 0 ? " dropout" : "", layout);
     return text;
   }
@@ -170,7 +177,7 @@ struct Result {
 Result check(const Case& c, unsigned number) {
   std::mt19937 random(1000 + number);
   auto layout = [&](int i) { return c.layout == 3 ? (number + i) % 3 : c.layout; };
-  Array q(c, c.queries, layout(0)), k(c, c.keys, layout(1)), v(c, c.keys, layout(2)), d_o(c, c.queries, c.layout == 1 ? 0 : layout(0));
+  Array q(c, c.queries, layout(0)), k(c.of_keys(), c.keys, layout(1)), v(c.of_keys(), c.keys, layout(2)), d_o(c, c.queries, c.layout == 1 ? 0 : layout(0));
   Array o(c, c.queries, 0), d_q(c, c.queries, 0), d_k(c, c.keys, 0), d_v(c, c.keys, 0);
   u32 distances = c.queries + c.keys - 1;
   Floats bias(c.bias ? c.heads * distances : 0), d_bias(c.bias ? c.heads * distances : 0);
@@ -199,6 +206,7 @@ Result check(const Case& c, unsigned number) {
   a.batch = c.batch; a.heads = c.heads; a.queries = c.queries; a.keys = c.keys; a.width = c.width;
   a.distances = distances; a.origin = c.queries - 1;
   a.is_causal = c.causal;
+  a.shared = c.shared;
   a.scale = float(scale);
   a.dropout = dropout;
   scale = a.scale;
@@ -227,12 +235,12 @@ Result check(const Case& c, unsigned number) {
   std::vector<double> want_bias(c.heads * distances), terms_bias(c.heads * distances);
   for (u32 b = 0; b < c.batch; b++)
     for (u32 h = 0; h < c.heads; h++) {
-      auto values = [&](const Array& t, u32 n) {
+      auto values = [&](const Array& t, u32 n, u32 h) {
         std::vector<double> all(size_t(n) * w);
         for (u32 i = 0; i < n; i++) for (u32 d = 0; d < w; d++) all[i * w + d] = t.get(b, h, i, d);
         return all;
       };
-      auto Q = values(q, nq), K = values(k, nk), V = values(v, nk), G = values(d_o, nq);
+      auto Q = values(q, nq, h), K = values(k, nk, h / c.shared), V = values(v, nk, h / c.shared), G = values(d_o, nq, h);
       std::vector<double> dk(nk * w), dk_terms(nk * w), dv(nk * w), dv_terms(nk * w);
       int length = int(nk);
       if (c.ragged) memcpy(&length, lengths.data() + 4 * b, 4);
@@ -311,6 +319,7 @@ std::string check_dropped(const Case& c, unsigned number) {
   a.lse = lse.data();
   a.batch = c.batch; a.heads = c.heads; a.queries = c.queries; a.keys = c.keys; a.width = c.width;
   a.is_causal = c.causal;
+  a.shared = 1;
   a.scale = 0.1f;
   u32 threshold = u32(std::lround(c.share * 65536));
   a.dropout = {0xFEDCBA9876543210ull + number, threshold, float(65536.0 / (65536.0 - threshold)), number};
@@ -366,11 +375,11 @@ std::string check_packed(Case c, const std::vector<u32>& queries, const std::vec
   Floats bias(c.heads * distances), d_bias(c.heads * distances);
   for (size_t i = 0; i < bias.size(); i++) bias.data()[i] = normal(random);
   AttentionArguments a{};
-  a.heads = c.heads; a.width = c.width; a.is_causal = c.causal; a.scale = 0.3f;
+  a.heads = c.heads; a.width = c.width; a.is_causal = c.causal; a.shared = c.shared; a.scale = 0.3f;
   a.dropout = {0x5DEECE66Dull * (number + 1), threshold, float(65536.0 / (65536.0 - threshold)), 3};
 
   c.batch = 1;
-  Array q(c, q_rows.tokens(), 0), k(c, k_rows.tokens(), 0), v(c, k_rows.tokens(), 0), d_o(c, q_rows.tokens(), 0);
+  Array q(c, q_rows.tokens(), 0), k(c.of_keys(), k_rows.tokens(), 0), v(c.of_keys(), k_rows.tokens(), 0), d_o(c, q_rows.tokens(), 0);
   Array o(c, q_rows.tokens(), 0), d_q(c, q_rows.tokens(), 0), d_k(c, k_rows.tokens(), 0), d_v(c, k_rows.tokens(), 0);
   Floats lse(c.heads * q_rows.tokens()), rows(2 * c.heads * q_rows.tokens()), sums(c.heads * q_rows.sums);
   for (auto* t : {&q, &k, &v, &d_o}) t->randomize(random, 1);
@@ -393,7 +402,7 @@ std::string check_packed(Case c, const std::vector<u32>& queries, const std::vec
   for (u32 s = 0; s + 1 < queries.size(); s++) {
     u32 nq = queries[s], nk = keys[s], first_q = u32(q_rows.offsets[s]), first_k = u32(k_rows.offsets[s]);
     if (nq == 0 || nk == 0) continue;
-    Array sq(c, nq, 0), sk(c, nk, 0), sv(c, nk, 0), sd_o(c, nq, 0), so(c, nq, 0), sd_q(c, nq, 0), sd_k(c, nk, 0), sd_v(c, nk, 0);
+    Array sq(c, nq, 0), sk(c.of_keys(), nk, 0), sv(c.of_keys(), nk, 0), sd_o(c, nq, 0), so(c, nq, 0), sd_q(c, nq, 0), sd_k(c, nk, 0), sd_v(c, nk, 0);
     auto copy = [&](Array& to, const Array& from, u32 first) {
       to.each([&](u32, u32 h, u32 l, u32 d) { to.bits(0, h, l, d) = from.bits(0, h, first + l, d); });
     };
@@ -467,6 +476,10 @@ std::vector<Case> cases() {
     for (u32 width : {64u, 128u}) all.push_back({3, 1, 97, 161, width, half, false, true, true, 0.1, 3});
   all.push_back({1, 1, 260, 260, 64, false, true, true, false, 0.1, 3});
   all.push_back({1, 2, 150, 150, 64, false, true, true, true, 0, 0});
+  // Grouped heads.
+  for (u32 shared : {2u, 4u}) {
+    for (u32 width : {64u, 128u}) all.push_back({2, 4, 70, 133, width, shared == 2, true, false, false, width == 64 ? 0.1 : 0, 3, shared});
+  }
   std::mt19937 random(20);
   for (int i = 0; i < 120; i++) {
     auto below = [&](u32 n) { return u32(random() % n); };
@@ -515,7 +528,7 @@ int main(int count, char** arguments) {
         if (mine % parts != part) continue;
         run_cases++;
         // With a bias or causal: attention to itself. Else the keys are those of other texts.
-        Case c{1, 2, 0, 0, width, variant == 1, variant == 2, variant == 0 || variant == 2, false, variant < 3 ? 0.1 : 0.0, 0};
+        Case c{1, 2, 0, 0, width, variant == 1, variant == 2, variant == 0 || variant == 2, false, variant < 3 ? 0.1 : 0.0, 0, variant == 2 ? 2u : 1u};
         auto keys = lengths;
         if (variant == 1 || variant == 3) std::rotate(keys.begin(), keys.begin() + 1, keys.end() - 1);
         auto problem = check_packed(c, lengths, keys, mine);

@@ -292,6 +292,32 @@ template <typename T> void cross_entropies(u32 rows, u32 width, const std::strin
   compare(name + ", gradient", logits, want, 1e-6);
 }
 
+// --- Rotary positions ---------------------------------------------------------------------------------------------------------------
+
+template <typename T> void turns(u32 batch, u32 heads, u32 length, u32 width, const std::string& name) {
+  // Rows of queries, of which there is more in memory, as where several products are one.
+  u32 row = heads * width + 24, half = width / 2;
+  auto in = Array<T>::random(batch * length * row, 1), cosines = Array<T>::random(length * width, 2), sines = Array<T>::random(length * width, 3);
+  Array<T> out(batch * length * heads * width);
+  u64 pairs = out.size() / 16;
+  for (u32 is_back : {0u, 1u}) {
+    std::vector<double> want(out.size());
+    for (u32 token = 0; token < batch * length; token++) {
+      for (u32 at = 0; at < heads * width; at++) {
+        u32 i = at % width, other = i < half ? i + half : i - half, turn = token % length * width;
+        double x = in.at(token * row + at), y = in.at(token * row + at - i + other);
+        // The gradient goes through the turn of the other half.
+        double sine = is_back ? (i < half ? sines.at(turn + other) : -sines.at(turn + other)) : (i < half ? -sines.at(turn + i) : sines.at(turn + i));
+        want[token * heads * width + at] = x * cosines.at(turn + i) + y * sine;
+      }
+    }
+    cpu::launch({2, 1, 1}, 256, 0, is_back, [&] {
+      turn<T>(in.data(), (long long)length * row, width, row, cosines.data(), sines.data(), out.data(), pairs, length, heads, width, is_back);
+    });
+    compare(name + (is_back ? ", gradient" : ""), out, want, 1e-6);
+  }
+}
+
 // --- Dropout of rows --------------------------------------------------------------------------------------------------------------
 
 template <typename T> void drops(u32 rows, u32 width, const std::string& name) {
@@ -319,6 +345,11 @@ int main() {
     cross_entropies<BF16>(7, width, "bf16 cross-entropy of " + std::to_string(width));
     cross_entropies<F16>(7, width, "f16 cross-entropy of " + std::to_string(width));
     cross_entropies<float>(7, width, "fp32 cross-entropy of " + std::to_string(width));
+  }
+  for (u32 width : {16u, 96u, 128u}) {
+    turns<BF16>(2, 3, 5, width, "bf16 turns of heads of " + std::to_string(width));
+    turns<F16>(2, 3, 5, width, "f16 turns of heads of " + std::to_string(width));
+    turns<float>(1, 1, 7, width, "fp32 turns of heads of " + std::to_string(width));
   }
   for (u32 width : {8u, 24u, 13u, 3u}) {
     drops<BF16>(9, width, "bf16 dropout of rows of " + std::to_string(width));

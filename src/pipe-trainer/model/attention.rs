@@ -25,7 +25,7 @@ pub struct Scores<'a> {
     pub packed: Option<[Packed<'a>; 2]>,
 }
 
-/// [batch, heads, queries, width], with a part of its weights dropped.
+/// [batch, heads, queries, width], with a part of its weights dropped. Heads of keys and values may be shared by several of queries.
 pub fn attend([q, k, v]: [&Tensor; 3], scores: Scores<'_>, pass: Pass) -> Result<Tensor, TrainerError> {
     let Scores { scale, is_causal, key_mask, by_distance: bias, packed } = scores;
     let width = q.size()[3];
@@ -38,6 +38,8 @@ pub fn attend([q, k, v]: [&Tensor; 3], scores: Scores<'_>, pass: Pass) -> Result
             return Ok(attended.f_transpose(1, 2)?);
         }
     }
+    let shared = q.size()[1] / k.size()[1];
+    let (k, v) = (&repeat_heads(k, shared)?, &repeat_heads(v, shared)?);
     let Some([of_queries, of_keys]) = packed else { return attend_rows([q, k, v], scores, scale, dropped) };
     // Tokens stand beside each other as [1, tokens, heads, width].
     let unpacked = |packed: Packed<'_>, heads: &Tensor| packed.unpacked(&heads.f_transpose(1, 2)?)?.f_transpose(1, 2);
@@ -69,6 +71,16 @@ fn attend_rows(
         }
         dropped => Ok(torch::chunked_attention([q, k, v], key_mask, is_causal, scale, dropped)?),
     }
+}
+
+/// [batch, heads, length, width] to `count` times as many heads, each beside its copies.
+fn repeat_heads(input: &Tensor, count: i64) -> Result<Tensor, TrainerError> {
+    if count == 1 {
+        return Ok(input.shallow_clone());
+    }
+    let (batch, heads, length, width) = input.size4()?;
+    let repeated = input.f_unsqueeze(2)?.f_expand([batch, heads, count, length, width], false)?;
+    Ok(repeated.f_reshape([batch, heads * count, length, width])?)
 }
 
 /// Whether heads of this width have a kernel of their own, which takes lengths for a mask, a bias by distance, and rows of any
@@ -113,4 +125,16 @@ pub fn packs(kind: Kind, device: Device, width: i64) -> bool {
 pub fn padding_mask(attention_mask: &Tensor, kind: Kind) -> Result<Tensor, TrainerError> {
     let hidden = attention_mask.f_eq(0)?.f_unsqueeze(1)?.f_unsqueeze(1)?;
     Ok(hidden.f_to_kind(kind)?.f_mul_scalar(hidden_score(kind))?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn heads_stand_beside_their_copies() {
+        let heads = Tensor::arange(4, (Kind::Float, Device::Cpu)).reshape([1, 2, 1, 2]);
+        let repeated = Vec::<f32>::try_from(repeat_heads(&heads, 2).unwrap().reshape([-1])).unwrap();
+        assert_eq!(repeated, [0.0, 1.0, 0.0, 1.0, 2.0, 3.0, 2.0, 3.0]);
+    }
 }

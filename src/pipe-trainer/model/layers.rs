@@ -212,10 +212,11 @@ impl FeedForward {
         if let Some(fused) = self.fused(second_bias, input, pass) {
             return Ok(fused.forward(input)?);
         }
-        let mut inner = activate(self.activation, &self.first.forward(input, pass)?)?;
-        if let Some(gate) = &self.gate {
-            inner = inner.f_mul(&pass.linear(input, gate, None)?)?;
-        }
+        let inner = self.first.forward(input, pass)?;
+        let inner = match &self.gate {
+            Some(gate) => activate_gated(self.activation, &inner, &pass.linear(input, gate, None)?)?,
+            None => activate(self.activation, &inner)?,
+        };
         let inner = if self.drops { pass.drop_out(&inner)? } else { inner };
         pass.linear(&inner, &self.second.weight, second_bias)
     }
@@ -322,6 +323,14 @@ pub fn split_heads(input: &Tensor, heads: i64) -> Result<Tensor, TrainerError> {
 pub fn merge_heads(input: &Tensor) -> Result<Tensor, TrainerError> {
     let (batch, heads, length, width) = input.size4()?;
     Ok(input.f_transpose(1, 2)?.f_reshape([batch, length, heads * width])?)
+}
+
+/// The activation, multiplied by `gate`.
+pub fn activate_gated(function: Activation, input: &Tensor, gate: &Tensor) -> Result<Tensor, TrainerError> {
+    if input.device().is_cuda() && is_fused(function) && input.size().last().is_some_and(|width| width % 8 == 0) {
+        return Ok(torch::gated_activation(input, gate, function as i64)?);
+    }
+    Ok(activate(function, input)?.f_mul(gate)?)
 }
 
 pub fn activate(function: Activation, input: &Tensor) -> Result<Tensor, TrainerError> {

@@ -122,6 +122,7 @@ struct AttentionArguments {
   u32 tiles, sums;        // packed: q_tiles, and all of their sums
   u32 is_causal;  // hides key j from query i where j > i + keys - queries
   float scale;
+  u32 shared;     // heads of queries beside each other that have one head of keys and values
   AttentionDropout dropout;
 };
 static_assert(sizeof(AttentionArguments) == 416, "as in attention.hpp");

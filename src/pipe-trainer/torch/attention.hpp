@@ -42,6 +42,7 @@ struct Arguments {
   const void *q_offsets = nullptr, *k_offsets = nullptr, *q_tiles = nullptr, *k_tiles = nullptr;
   uint32_t batch, heads, queries, keys, width, distances, origin, tiles, sums, is_causal;
   float scale;
+  uint32_t shared;
   DropoutOfWeights dropout{Dropped{}};
 };
 static_assert(sizeof(Arguments) == 416, "as in attention.cu");
@@ -157,13 +158,28 @@ inline Arguments arguments(const Tensor& q, const Tensor& k, const Tensor& v, co
   }
   a.is_causal = is_causal;
   a.scale = float(scale);
+  a.shared = a.heads / uint32_t(k.size(1));
   a.dropout = DropoutOfWeights(dropped);
   return a;
 }
 
+// The same for queries, keys and values. Heads of queries that share keys and values each have gradients of their own for these.
+inline std::vector<Tensor> gradients_of(const Tensor& q, const Tensor& k, const Tensor& v, uint32_t shared) {
+  if (shared == 1) return gradients_like({q, k, v});
+  auto of_keys = [&] { return at::empty({k.size(0), k.size(2), q.size(1), k.size(3)}, k.options()).transpose(1, 2); };
+  return {gradients_like({q})[0], of_keys(), of_keys()};
+}
+
+// The gradients of keys or values that several heads of queries share, from those of each of these heads.
+inline Tensor shared_sum(const Tensor& each, uint32_t shared) {
+  if (shared == 1) return each;
+  auto rows = each.transpose(1, 2);
+  return rows.view({rows.size(0), rows.size(1), rows.size(2) / shared, shared, rows.size(3)}).sum(3).transpose(1, 2);
+}
+
 }  // namespace attention
 
-// q [batch, heads, queries, width], k and v [batch, heads, keys, width]; bias fp32 [heads, queries + keys - 1], at
+// q [batch, heads, queries, width], k and v [batch, heads, keys, width], or a part of the heads, each for as many heads of queries; bias fp32 [heads, queries + keys - 1], at
 // key - query + queries - 1; lengths int32 [batch]. Gives [batch, queries, heads, width]; the gradients of q, k and v have this
 // layout too. A query that sees no key gives 0.
 // Where samples are packed the batch is 1, offsets say where each sample begins, and the bias is [heads, 2 * longest - 1], at
@@ -176,7 +192,7 @@ struct Attention : torch::autograd::Function<Attention> {
     auto type = q.scalar_type();
     auto width = q.size(-1);
     return q.is_cuda() && q.dim() == 4 && (type == at::kBFloat16 || type == at::kHalf) && k.scalar_type() == type &&
-           v.scalar_type() == type && k.sizes() == v.sizes() && k.size(-1) == width && width % 8 == 0 && width <= kernels::WIDEST_HEAD &&
+           v.scalar_type() == type && k.sizes() == v.sizes() && k.size(-1) == width && q.size(1) % k.size(1) == 0 && width % 8 == 0 && width <= kernels::WIDEST_HEAD &&
            q.size(0) <= 65535 && q.size(1) <= 65535 && q.numel() > 0 && k.numel() > 0 && has(q.device());
   }
 
@@ -189,7 +205,7 @@ struct Attention : torch::autograd::Function<Attention> {
       packing.check();
       TORCH_CHECK(q.size(0) == 1 && !lengths.defined(), "attention: packed samples are one row");
     }
-    TORCH_CHECK(q.size(0) == k.size(0) && q.size(1) == k.size(1), "attention: queries and keys of other sizes");
+    TORCH_CHECK(q.size(0) == k.size(0) && q.size(1) % k.size(1) == 0, "attention: queries and keys of other sizes");
     if (bias.defined()) {
       TORCH_CHECK(bias.dim() == 2 && bias.size(0) == q.size(1) && (packing.is_packed() || bias.size(1) == q.size(2) + k.size(2) - 1),
                   "attention: the bias is not [heads, queries + keys - 1]");
@@ -222,7 +238,7 @@ struct Attention : torch::autograd::Function<Attention> {
     attention::Packing packing{saved[7], saved[8], saved[9], saved[10]};
     auto a = attention::arguments(q, k, v, bias, lengths, packing, ctx->saved_data["is_causal"].toBool(), ctx->saved_data["scale"].toDouble(), kept(ctx));
     auto d_o = attention::fitting(gradients[0].to(q.scalar_type()).transpose(1, 2));
-    auto made = attention::gradients_like({q, k, v});
+    auto made = attention::gradients_of(q, k, v, a.shared);
     auto &d_q = made[0], &d_k = made[1], &d_v = made[2];
     auto rows = at::empty({lse.numel(), 2}, lse.options());
     a.o = attention::View(o.transpose(1, 2));
@@ -241,7 +257,7 @@ struct Attention : torch::autograd::Function<Attention> {
     }
     attention::Kernels(a, key_tiles(packing), q.device(), q.scalar_type()).backward();
     if (bias.defined()) d_bias = d_bias.to(at::ScalarType(ctx->saved_data["bias_type"].toInt()));
-    return {d_q, d_k, d_v, d_bias, Tensor(), Tensor(), Tensor(), Tensor(), Tensor(), Tensor(), Tensor(), Tensor()};
+    return {d_q, attention::shared_sum(d_k, a.shared), attention::shared_sum(d_v, a.shared), d_bias, Tensor(), Tensor(), Tensor(), Tensor(), Tensor(), Tensor(), Tensor(), Tensor()};
   }
 
   static int64_t key_tiles(const attention::Packing& packing) { return packing.is_packed() ? packing.k_tiles.size(0) : 0; }

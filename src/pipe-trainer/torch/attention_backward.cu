@@ -23,7 +23,8 @@ template <typename T> __global__ void __launch_bounds__(THREADS) attention_backw
 
 // --- The gradients of keys and values ---------------------------------------------------------------------------------------
 // A block takes some keys of a head and goes through the queries a tile at a time. Scores are computed with keys as rows, so that
-// the weights are in the registers where the next product needs them. Grid: blocks of keys, heads, batch; or blocks of tiles of keys, heads.
+// the weights are in the registers where the next product needs them. Heads of queries that share keys have gradients of their own, which the caller
+// adds up. Grid: blocks of keys, heads, batch; or blocks of tiles of keys, heads.
 
 template <int WIDTH> struct KeysShape {
   static const int M = WIDTH <= 64 ? 2 : 1, KEYS = WARPS * M * 16, QUERIES = 32;
@@ -45,8 +46,8 @@ __global__ void __launch_bounds__(THREADS) attention_backward_keys(AttentionArgu
   int queries = sample.queries, keys = sample.keys;
   int first_key = own.first, first_row = first_key + int(warp) * M * 16;
   if (first_key >= keys) return;
-  const T *q = sample.queries_of<const T>(a.q, head), *k = sample.keys_of<const T>(a.k, head);
-  const T *v = sample.keys_of<const T>(a.v, head), *d_o = sample.queries_of<const T>(a.d_o, head);
+  const T *q = sample.queries_of<const T>(a.q, head), *k = sample.keys_of<const T>(a.k, head / a.shared);
+  const T *v = sample.keys_of<const T>(a.v, head / a.shared), *d_o = sample.queries_of<const T>(a.d_o, head);
   const RowSums* rows = a.rows + sample.row(a, head);
   Visible visible(a, sample);
   // The first query that sees a key of this block; none does where all keys are hidden.
@@ -294,8 +295,8 @@ __global__ void __launch_bounds__(THREADS) attention_backward_queries(AttentionA
   if (own.sample < 0) return;
   Sample sample(a, u32(own.sample));
   int queries = sample.queries, first_query = own.first, first_row = first_query + int(warp) * M * 16;
-  const T *q = sample.queries_of<const T>(a.q, head), *k = sample.keys_of<const T>(a.k, head);
-  const T *v = sample.keys_of<const T>(a.v, head), *d_o = sample.queries_of<const T>(a.d_o, head);
+  const T *q = sample.queries_of<const T>(a.q, head), *k = sample.keys_of<const T>(a.k, head / a.shared);
+  const T *v = sample.keys_of<const T>(a.v, head / a.shared), *d_o = sample.queries_of<const T>(a.d_o, head);
   Visible visible(a, sample);
   AttentionDropout dropout = DROPS ? drawn_now(a.dropout) : a.dropout;
   int last_query = min(first_query + QUERIES, queries) - 1;

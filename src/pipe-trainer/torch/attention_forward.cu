@@ -25,8 +25,8 @@ __global__ void __launch_bounds__(THREADS) attention_forward(AttentionArguments 
   if (own.sample < 0) return;
   Sample sample(a, u32(own.sample));
   int queries = sample.queries, first_query = own.first, first_row = first_query + int(warp) * M * 16;
-  const T *q = sample.queries_of<const T>(a.q, head), *k = sample.keys_of<const T>(a.k, head);
-  const T* v = sample.keys_of<const T>(a.v, head);
+  const T *q = sample.queries_of<const T>(a.q, head), *k = sample.keys_of<const T>(a.k, head / a.shared);
+  const T* v = sample.keys_of<const T>(a.v, head / a.shared);
   Visible visible(a, sample);
   AttentionDropout dropout = DROPS ? drawn_now(a.dropout) : a.dropout;
   int last_query = min(first_query + QUERIES, queries) - 1;

@@ -456,6 +456,71 @@ struct FeedForward : torch::autograd::Function<FeedForward> {
   }
 };
 
+// --- act(a) * gate -----------------------------------------------------------------------------------------------------------
+// What the activation gave is not kept: the backward pass computes it again.
+
+struct GatedActivation : torch::autograd::Function<GatedActivation> {
+  static Tensor forward(AutogradContext* ctx, Tensor a, Tensor gate, int64_t kind) {
+    a = cuda::fitting(a);
+    gate = cuda::fitting(gate);
+    ctx->save_for_backward({a, gate});
+    ctx->saved_data["kind"] = kind;
+    return of(kind, a).forward(rows_of(a), rows_of(gate), Tensor()).view(a.sizes());
+  }
+
+  // As that of Linears. In the memory of what was kept, as FeedForward's.
+  static variable_list backward(AutogradContext* ctx, variable_list& gradients) {
+    auto saved = ctx->get_saved_variables();
+    auto &a = saved[0], &gate = saved[1];
+    auto d_out = std::move(gradients[0]);
+    if (!is_alone(d_out) || !cuda::fits(d_out)) d_out = d_out.clone(at::MemoryFormat::Contiguous);
+    of(ctx->saved_data["kind"].toInt(), a).backward(rows_of(a), rows_of(gate), Tensor(), rows_of(d_out));
+    return {d_out, gate, Tensor()};
+  }
+
+  static Activation of(int64_t kind, const Tensor& a) { return {kind, Dropout::of(Dropped{}, a.sizes())}; }
+};
+
+// --- Rotary positions -----------------------------------------------------------------------------------------------------------
+// Each feature of the first half of a head is turned with the one of the second half. Gives [batch, heads, length, width], in memory [batch, length,
+// heads, width].
+
+inline bool turn_fits(const Tensor& heads, const Tensor& cosines, const Tensor& sines) {
+  auto type = heads.scalar_type();
+  bool fits = heads.is_cuda() && heads.dim() == 4 && heads.size(3) % 16 == 0 && heads.numel() > 0 && cosines.dim() == 2 &&
+              cosines.size(0) == heads.size(2) && cosines.size(1) == heads.size(3) && cosines.sizes() == sines.sizes() &&
+              (type == at::kBFloat16 || type == at::kHalf || type == at::kFloat);
+  return fits && cosines.scalar_type() == type && sines.scalar_type() == type;
+}
+
+struct Turn : torch::autograd::Function<Turn> {
+  static Tensor turned(Tensor in, const Tensor& cosines, const Tensor& sines, bool is_back) {
+    bool is_aligned = reinterpret_cast<uintptr_t>(in.data_ptr()) % 16 == 0 && in.stride(3) == 1;
+    for (int64_t d = 0; d < 3; d++) is_aligned = is_aligned && (in.size(d) == 1 || in.stride(d) % 8 == 0);
+    if (!is_aligned) in = in.clone(at::MemoryFormat::Contiguous);
+    auto batch = in.size(0), heads = in.size(1), length = in.size(2), width = in.size(3);
+    auto out = at::empty({batch, length, heads, width}, in.options());
+    auto kernel = kernels::turn(cuda::type_of(in.scalar_type()));
+    const void *pi = in.data_ptr(), *pc = cosines.data_ptr(), *ps = sines.data_ptr();
+    long long strides[] = {in.stride(0), in.stride(1), in.stride(2)};
+    cuda::launch(in.device(), kernel, cuda::blocks_for(out.numel() / 2, kernel.threads), pi, strides[0], strides[1], strides[2], pc, ps,
+                 out.data_ptr(), uint64_t(out.numel() / 16), uint32_t(length), uint32_t(heads), uint32_t(width), uint32_t(is_back));
+    return out.transpose(1, 2);
+  }
+
+  static Tensor forward(AutogradContext* ctx, Tensor in, Tensor cosines, Tensor sines) {
+    cosines = cuda::fitting(cosines);
+    sines = cuda::fitting(sines);
+    ctx->save_for_backward({cosines, sines});
+    return turned(in, cosines, sines, false);
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list gradients) {
+    auto saved = ctx->get_saved_variables();
+    return {turned(gradients[0], saved[0], saved[1], true), Tensor(), Tensor()};
+  }
+};
+
 // --- The cross-entropy of rows of logits ----------------------------------------------------------------------------------
 
 inline bool cross_entropy_fits(const Tensor& hidden, int64_t words) {

@@ -44,6 +44,18 @@ unsafe extern "C" {
         bias: *mut C_tensor,
         out: *mut *mut C_tensor,
     ) -> *mut c_char;
+    fn pipe_gated_activation(
+        input: *mut C_tensor,
+        gate: *mut C_tensor,
+        kind: i64,
+        out: *mut *mut C_tensor,
+    ) -> *mut c_char;
+    fn pipe_turn(
+        heads: *mut C_tensor,
+        cosines: *mut C_tensor,
+        sines: *mut C_tensor,
+        out: *mut *mut C_tensor,
+    ) -> *mut c_char;
     fn pipe_feed_forward(
         input: *mut C_tensor,
         layers: *const *mut C_tensor,
@@ -158,6 +170,22 @@ fn compute_linears<const N: usize>(
 pub fn linear(input: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor, TchError> {
     // SAFETY: as above.
     returned(|out| unsafe { pipe_linear(pointer(input), pointer(weight), optional(bias), out) })
+}
+
+/// `activation` of `input`, multiplied by `gate`. On a card only.
+pub fn gated_activation(input: &Tensor, gate: &Tensor, activation: i64) -> Result<Tensor, TchError> {
+    // SAFETY: the pointers are of living tensors, and the result has room.
+    returned(|out| unsafe { pipe_gated_activation(pointer(input), pointer(gate), activation, out) })
+}
+
+/// Heads [batch, heads, length, width] with each feature of their first half turned with the one of the second. Nothing where there is no
+/// kernel for such tensors.
+pub fn turn(heads: &Tensor, [cosines, sines]: [&Tensor; 2]) -> Result<Option<Tensor>, TchError> {
+    let mut out = std::ptr::null_mut();
+    // SAFETY: as above.
+    checked(unsafe { pipe_turn(pointer(heads), pointer(cosines), pointer(sines), &raw mut out) })?;
+    // SAFETY: without an error it is null, or a new tensor that no one else owns.
+    Ok((!out.is_null()).then(|| unsafe { Tensor::from_ptr(out) }))
 }
 
 /// Two products with an activation between them, some of which is dropped; with a gate the activation is multiplied by a

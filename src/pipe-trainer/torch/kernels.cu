@@ -563,6 +563,35 @@ __global__ void rms_norm_backward(const T* d_out, const S* d_past, const S* in, 
   }
 }
 
+// --- Rotary positions -------------------------------------------------------------------------------------------------------------
+// Feature i of a head is turned with feature i + width / 2. `in` is [batch, heads, length, width] with these strides, `out` [batch, length, heads,
+// width], cosines and sines are [length, width]. A thread takes eight pairs; `pairs` counts these eights. Where `is_back`, the gradient.
+
+template <typename T>
+__global__ void turn(const T* in, long long batch, long long head, long long row, const T* cosines, const T* sines, T* out, u64 pairs, u32 length,
+                     u32 heads, u32 width, u32 is_back) {
+  u32 groups = width / 16, half = width / 2;
+  u64 stride = u64(gridDim.x) * blockDim.x;
+  for (u64 at = u64(blockIdx.x) * blockDim.x + threadIdx.x; at < pairs; at += stride) {
+    u32 column = u32(at % groups) * 8, h = u32(at / groups % heads);
+    u64 token = at / groups / heads;
+    u32 position = u32(token % length);
+    const T* from = in + (long long)(token / length) * batch + h * head + position * row + column;
+    const T *c = cosines + u64(position) * width + column, *s = sines + u64(position) * width + column;
+    T* to = out + (token * heads + h) * width + column;
+    Eight<T> x = *(const Eight<T>*)from, y = *(const Eight<T>*)(from + half), u, v;
+    Eight<T> cx = *(const Eight<T>*)c, cy = *(const Eight<T>*)(c + half), sx = *(const Eight<T>*)s, sy = *(const Eight<T>*)(s + half);
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+      float from_y = is_back ? wide(sy.v[i]) : -wide(sx.v[i]), from_x = is_back ? -wide(sx.v[i]) : wide(sy.v[i]);
+      store(u.v[i], wide(x.v[i]) * wide(cx.v[i]) + wide(y.v[i]) * from_y);
+      store(v.v[i], wide(y.v[i]) * wide(cy.v[i]) + wide(x.v[i]) * from_x);
+    }
+    *(Eight<T>*)to = u;
+    *(Eight<T>*)(to + half) = v;
+  }
+}
+
 // --- The cross-entropy of rows of logits ------------------------------------------------------------------------------------------
 // A block of 512 threads takes a row of `width` logits, a multiple of eight. `loss` gets minus the logarithm of the label's share, 0 where the
 // label is `ignored`. Where `differentiates`, the gradient of that is written over the logits.

@@ -124,6 +124,12 @@ struct Attention {
   }
 };
 
+// --- Rotary positions ---------------------------------------------------------------------------------------------------------
+
+inline Kernel turn(Type type) {
+  return {"turn<" + name(type) + ">", 256};
+}
+
 // --- Losses -------------------------------------------------------------------------------------------------------------------
 
 inline Kernel cross_entropy(Type type) {
@@ -144,6 +150,7 @@ inline std::vector<Kernel> general() {
   for (auto type : TYPES) {
     all.push_back(drop_weights(type));
     all.push_back(cross_entropy(type));
+    all.push_back(turn(type));
     for (auto out : TYPES) all.push_back(drop_add(type, out));
     auto wide = type == Type::f32 ? std::vector<Type>{type} : std::vector<Type>{type, Type::f32};
     for (auto weight : wide) {

@@ -338,6 +338,15 @@ char* pipe_feed_forward(Tensor* in, Tensor** layers, int64_t kind, const Dropped
   });
 }
 
+char* pipe_gated_activation(Tensor* in, Tensor* gate, int64_t kind, Tensor** out) {
+  return guarded([&] { *out = new Tensor(GatedActivation::apply(*in, *gate, kind)); });
+}
+
+// Null where there is no kernel for it.
+char* pipe_turn(Tensor* heads, Tensor* cosines, Tensor* sines, Tensor** out) {
+  return guarded([&] { *out = turn_fits(*heads, *cosines, *sines) ? new Tensor(Turn::apply(*heads, *cosines, *sines)) : nullptr; });
+}
+
 // Null where there is no kernel for it. `bias` and `lengths` may be null.
 // `packing` are offsets and tiles of the queries, then those of the keys; all null where samples are rows of a rectangle.
 char* pipe_attention(Tensor* q, Tensor* k, Tensor* v, Tensor* bias, Tensor* lengths, Tensor** packing, bool is_causal, double scale,

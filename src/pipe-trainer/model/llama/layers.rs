@@ -8,10 +8,11 @@ use tch::{Device, Kind, Tensor};
 use crate::data::Packed;
 use crate::error::TrainerError;
 use crate::model::attention::{Scores, attend};
-use crate::model::layers::{FeedForward, Linear, RmsNorm, activate, merge_heads, split_heads};
+use crate::model::layers::{FeedForward, Linear, RmsNorm, activate_gated, merge_heads, split_heads};
 use crate::model::pass::{self, Pass};
 use crate::model::setup::hidden_score;
 use crate::model::weights::{SharedTensor, Weights};
+use crate::torch;
 
 pub struct Layer {
     input_norm: RmsNorm,
@@ -85,8 +86,6 @@ impl Layer {
             Some([own, _]) => (own.longest(), own.longest()),
             None => (q.size()[2], k.size()[2]),
         };
-        let shared = self.heads.queries / self.heads.keys;
-        (k, v) = (repeat_heads(&k, shared)?, repeat_heads(&v, shared)?);
         let mask = match self.window.filter(|window| *window < keys) {
             Some(window) => Some(window_mask([queries, keys], window, pass.compute, q.device())?),
             None => None,
@@ -142,8 +141,8 @@ impl Gated {
         match self {
             Self::Fused(layers) => layers.forward(input, pass),
             Self::Layers { gate, up, down, activation } => {
-                let gated = activate(*activation, &gate.forward(input, pass)?)?;
-                down.forward(&gated.f_mul(&up.forward(input, pass)?)?, pass)
+                let (inner, by) = (gate.forward(input, pass)?, up.forward(input, pass)?);
+                down.forward(&activate_gated(*activation, &inner, &by)?, pass)
             }
         }
     }
@@ -200,19 +199,14 @@ impl Rotary {
 
 /// Each feature of the first half of a head is a pair with the one of the second half.
 fn turn(heads: &Tensor, [cosines, sines]: [&Tensor; 2]) -> Result<Tensor, TrainerError> {
+    if heads.device().is_cuda()
+        && let Some(turned) = torch::turn(heads, [cosines, sines])?
+    {
+        return Ok(turned);
+    }
     let half = heads.size()[3] / 2;
     let turned = Tensor::f_cat(&[heads.f_narrow(3, half, half)?.f_neg()?, heads.f_narrow(3, 0, half)?], 3)?;
     Ok(heads.f_mul(cosines)?.f_add(&turned.f_mul(sines)?)?)
-}
-
-/// [batch, heads, length, width] to `count` times as many heads, each beside its copies.
-fn repeat_heads(input: &Tensor, count: i64) -> Result<Tensor, TrainerError> {
-    if count == 1 {
-        return Ok(input.shallow_clone());
-    }
-    let (batch, heads, length, width) = input.size4()?;
-    let repeated = input.f_unsqueeze(2)?.f_expand([batch, heads, count, length, width], false)?;
-    Ok(repeated.f_reshape([batch, heads * count, length, width])?)
 }
 
 /// Added to scores, [1, 1, queries, keys]: the last query is the last key, and each sees `window` keys up to its own.
@@ -233,12 +227,5 @@ mod tests {
         let mask = window_mask([3, 4], 2, Kind::Float, Device::Cpu).unwrap().reshape([-1]);
         let seen: Vec<bool> = Vec::<f32>::try_from(mask).unwrap().into_iter().map(|score| score == 0.0).collect();
         assert_eq!(seen, [true, true, false, false, false, true, true, false, false, false, true, true]);
-    }
-
-    #[test]
-    fn heads_stand_beside_their_copies() {
-        let heads = Tensor::arange(4, (Kind::Float, Device::Cpu)).reshape([1, 2, 1, 2]);
-        let repeated = Vec::<f32>::try_from(repeat_heads(&heads, 2).unwrap().reshape([-1])).unwrap();
-        assert_eq!(repeated, [0.0, 1.0, 0.0, 1.0, 2.0, 3.0, 2.0, 3.0]);
     }
 }
