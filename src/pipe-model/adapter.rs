@@ -5,6 +5,7 @@ use serde_json::{Map, Value, json};
 
 use crate::architecture::Architecture;
 use crate::config_keys::{ConfigError, ConfigKeys, fail};
+use crate::estimate::AdapterWork;
 use crate::parameter::{Init, Parameter};
 
 /// The names of the two matrices beside a layer, the one down to the rank and the one up again.
@@ -41,6 +42,13 @@ impl Lora {
     pub fn scale(&self) -> f64 {
         let rank = self.rank as f64;
         self.alpha / if self.is_rank_stabilised { rank.sqrt() } else { rank }
+    }
+
+    /// What an estimate of memory must know of it. A layer is counted where one of its name has an adapter.
+    pub fn work(&self, architecture: &Architecture) -> AdapterWork {
+        let layer = |target: &String| architecture.adapts.iter().position(|name| *name == last_part(target));
+        let layers = self.targets.iter().filter_map(layer).fold(0, |layers, layer| layers | 1 << layer);
+        AdapterWork { rank: self.rank as u128, drops: self.dropout > 0.0, layers }
     }
 
     /// The parameters of a model, frozen, with those of the adapter behind each layer that has one.

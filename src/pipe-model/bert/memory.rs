@@ -1,7 +1,7 @@
 //! The memory of the passes of a training step. DeBERTa shares the embeddings, the layers and the head.
 
 use super::{BertConfig, Family};
-use crate::estimate::{Attention, Bias, Stage, StepMemory, Work, column_sums};
+use crate::estimate::{Attention, Bias, Stage, StepMemory, Work, bias_sums, column_sums, embedding_sums};
 
 impl StepMemory for BertConfig {
     fn stages(&self, work: &Work) -> Vec<Stage> {
@@ -32,9 +32,6 @@ fn attention(flow: &Flow<'_>, number: u128) -> Stage {
     let held = [flow.attention_kept(), flow.attention_forward(), flow.attention_backward(0)];
     flow.stage(format!("the scores of layer {number}"), held, flow.attention_parameters())
 }
-
-/// Up to this many tokens the gradient of embeddings is computed without partial sums.
-const FEW_TOKENS: u128 = 3072;
 
 /// The sizes of the tensors between layers.
 #[derive(Clone, Copy)]
@@ -81,10 +78,7 @@ impl Flow<'_> {
         let kept = embedded + self.spreads();
         // Words, their sum with the others, what the norm keeps and gives, and that with some of it dropped.
         let forward = (4 + u128::from(self.work.drops)) * embedded + self.spreads() + more;
-        let partial = match self.tokens() {
-            few if few <= FEW_TOKENS => 0,
-            many => many.min(words + many / 10) * self.width * 4,
-        };
+        let partial = embedding_sums(self.tokens(), words, self.width);
         // The gradient of the words comes last, after that of the one type that all tokens have.
         let before = (3 * embedded + self.norm_sums()).max(embedded + column_sums(self.tokens(), self.width));
         let backward = (embedded + partial).max(before.saturating_sub(words * self.width * self.work.weight()));
@@ -156,10 +150,12 @@ impl Flow<'_> {
         let forward = (3 * hidden + 2 * inner + weights).max(2 * hidden + kept);
         // The gradients of the residual and, if some of it was dropped, of the product are no longer the same.
         let given = (1 + u128::from(self.work.drops)) * hidden;
-        let made = inner + column_sums(self.tokens(), self.inner).max(hidden + weights);
+        let made = inner + bias_sums(self.tokens(), self.inner).max(weights);
         let backward = hidden + inner + given + made;
         let parameters = linear(self.width, self.inner) + linear(self.inner, self.width) + 2 * self.width;
-        self.stage(format!("the feed-forward part of layer {number}"), [kept, forward, backward], parameters)
+        let stage = self.stage(format!("the feed-forward part of layer {number}"), [kept, forward, backward], 0);
+        // Products add to gradients that are there.
+        Stage { gradients: parameters * self.work.weight(), ..stage }
     }
 
     /// Bytes of the forward pass of a layer where nothing is kept. In its feed-forward part `others` are still there, beside
@@ -248,6 +244,7 @@ mod tests {
         target: 0,
         padded: true,
         drops: true,
+        adapter: None,
     };
 
     #[test]

@@ -264,6 +264,7 @@ mod tests {
             target: 0,
             padded: true,
             drops: false,
+            adapter: None,
         };
         change(&mut work);
         ClipConfig::read(&Map::new()).unwrap().stages(&work).iter().map(|stage| stage.kept).sum()

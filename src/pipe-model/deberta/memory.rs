@@ -196,6 +196,7 @@ mod tests {
         target: 0,
         padded: true,
         drops: true,
+        adapter: None,
     };
 
     fn kept(config: &DebertaConfig, work: &Work) -> u128 {

@@ -4,9 +4,8 @@ use super::work::Work;
 
 /// The widest head that the trainer has a kernel of its own for.
 const WIDEST: i64 = 128;
-/// Queries that a block of the kernel takes, and keys that it takes at a time for the gradient of queries.
+/// Queries that a block of the kernel takes.
 const QUERIES: u128 = 128;
-const KEYS: u128 = 32;
 /// Bytes of weights in fp32 that exist at a time where they are computed in chunks.
 const CHUNK: u128 = 64 << 20;
 const FLOAT: u128 = 4;
@@ -90,10 +89,11 @@ impl Attention<'_> {
         }
     }
 
-    /// Sums along the diagonals, for each block of queries.
+    /// Sums along the diagonals, for each tile of packed queries (`most_sums` of attention.hpp).
     fn bias_blocks(&self) -> u128 {
-        let positions = self.keys.next_multiple_of(KEYS) + QUERIES;
-        self.work.batch * self.heads * self.queries.div_ceil(QUERIES) * positions * FLOAT
+        let Self { work, queries, keys, heads, .. } = *self;
+        let sums = (keys + 288) * work.batch * queries / QUERIES + 160 * (work.batch + 1) + 1;
+        heads * sums * FLOAT
     }
 
     fn chunk(&self) -> u128 {
@@ -125,6 +125,22 @@ pub fn column_sums(rows: u128, columns: u128) -> u128 {
     let busy = (PROCESSORS * BLOCKS).div_ceil(columns.div_ceil(at_once));
     let shares = busy.min(rows_a_thread.div_ceil(16)).max(rows_a_thread.div_ceil(256));
     if shares > 1 { 4 * columns * shares * at_once } else { 0 }
+}
+
+/// The partial sums of the gradient of a bias in the backward pass of an activation (`Activation::backward` of functions.hpp).
+pub fn bias_sums(rows: u128, columns: u128) -> u128 {
+    const BLOCKS: u128 = 1056;
+    const THREADS: u128 = 128;
+    let blocks_of_columns = (columns / 8).div_ceil(THREADS).max(1);
+    rows.min(BLOCKS / blocks_of_columns).max(1) * columns * FLOAT
+}
+
+/// Up to this many tokens the gradient of embeddings is computed without partial sums.
+const FEW_TOKENS: u128 = 3072;
+
+/// The partial sums of the gradient of embeddings, of which there are at most so many `words`.
+pub fn embedding_sums(tokens: u128, words: u128, width: u128) -> u128 {
+    if tokens <= FEW_TOKENS { 0 } else { tokens.min(words + tokens / 10) * width * 4 }
 }
 
 /// The largest power of two that is not above.

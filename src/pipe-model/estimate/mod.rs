@@ -6,9 +6,9 @@ mod peak;
 mod stage;
 mod work;
 
-pub(crate) use kernels::{Attention, Bias, Way, column_sums, rows_at_a_time};
+pub(crate) use kernels::{Attention, Bias, Way, bias_sums, column_sums, embedding_sums, rows_at_a_time};
 pub use kernels::{ROW_MULTIPLE, has_attention_kernel};
-pub use peak::{Estimate, StepMemory, WORKSPACE, usable};
+pub use peak::{Estimate, StepMemory, WORKSPACE, step_memory, usable};
 pub use stage::{Peak, Stage, peak};
 pub(crate) use stage::{WordLoss, recomputed};
-pub use work::{Work, owners};
+pub use work::{AdapterWork, Work, owners};

@@ -5,6 +5,7 @@ use pipe_spec::pipeline::OptimizerKind;
 use super::kernels::column_sums;
 use super::stage::{Peak, Stage, peak};
 use super::work::{Work, owners};
+use crate::architecture::ModelConfig;
 use crate::parameter::{Init, Parameter};
 
 /// Bytes that cuBLAS and cuBLASLt keep for their products, on cards that take this much.
@@ -47,7 +48,7 @@ impl Estimate {
     pub fn of(parameters: &[Parameter], stages: &[Stage], work: &Work) -> Self {
         let trained = || parameters.iter().filter(|parameter| parameter.trained);
         let params: u128 = trained().map(count).sum();
-        let kept: u128 = parameters.iter().filter(|parameter| !parameter.trained).map(remembered).sum();
+        let kept: u128 = parameters.iter().filter(|one| !one.trained).map(|one| remembered(one, work)).sum();
         let remembers = |parameter: &Parameter| match work.optimizer {
             OptimizerKind::Adamw => 2 * count(parameter) * work.weight(),
             OptimizerKind::Adafactor => factored(parameter) * 4,
@@ -94,9 +95,15 @@ fn count(parameter: &Parameter) -> u128 {
     parameter.count().into()
 }
 
-/// Bytes of what is not learned, whatever the precision: counts are whole numbers.
-fn remembered(parameter: &Parameter) -> u128 {
-    count(parameter) * if parameter.init == Init::Count { 8 } else { 4 }
+/// Bytes of what is not learned: weights beside an adapter, and what is kept whatever the precision, such as counts.
+fn remembered(parameter: &Parameter, work: &Work) -> u128 {
+    let each = match parameter.init {
+        Init::Count => 8,
+        _ if parameter.frozen && parameter.shape.len() > 1 => work.compute(),
+        _ if parameter.frozen => work.weight(),
+        _ => 4,
+    };
+    count(parameter) * each
 }
 
 /// How many numbers Adafactor remembers of a parameter.
@@ -125,6 +132,11 @@ fn update<'a>(parameters: impl Iterator<Item = &'a Parameter>, work: &Work) -> u
     }
 }
 
+/// The estimate of a model's passes, where it has one that is right for this work.
+pub fn step_memory<'a>(config: &'a dyn ModelConfig, work: &Work) -> Option<&'a dyn StepMemory> {
+    config.step_memory().filter(|memory| work.adapter.is_none() || memory.counts_adapters())
+}
+
 pub trait StepMemory {
     /// The passes of a step, in the order of the forward pass.
     fn stages(&self, work: &Work) -> Vec<Stage>;
@@ -134,7 +146,12 @@ pub trait StepMemory {
         None
     }
 
-    /// The peak of a training. `parameters` are the model's own, which stay the same however often it is estimated.
+    /// Whether the stages are right where an adapter is trained.
+    fn counts_adapters(&self) -> bool {
+        false
+    }
+
+    /// The peak of a training. `parameters` are those that it has, with the adapter's, which stay the same however often it is estimated.
     fn estimate(&self, parameters: &[Parameter], work: &Work) -> Estimate {
         Estimate::of(parameters, &self.stages(work), work)
     }

@@ -97,23 +97,30 @@ pub struct WordLoss {
     pub vocab: u128,
     /// Rows whose logits exist at a time.
     pub rows: u128,
+    pub trains_head: bool,
 }
 
 impl WordLoss {
     /// The gradients of hidden states and head, which are there before the backward pass begins, and the logits.
     pub fn stages(&self, work: &Work) -> [Stage; 2] {
-        let Self { tokens, width, vocab, rows } = *self;
+        let Self { tokens, width, vocab, rows, trains_head } = *self;
         let compute = work.compute();
-        let (hidden, head) = (tokens * width * compute, vocab * width * compute);
-        let gradient = vocab * width * work.weight();
+        let hidden = tokens * width * compute;
+        let [head, gradient] = [compute, work.weight()].map(|size| if trains_head { vocab * width * size } else { 0 });
         let rows = tokens.min(rows);
-        // As they are computed where that is narrow, in fp32, and their logarithms.
-        let logits = rows * vocab * (4 + 4 + if compute < 4 { compute } else { 0 });
-        // Both gradients are multiplied by that of the loss; that of the head is then widened.
-        let backward = if work.mixed() { (2 * hidden).max(hidden + head) } else { 2 * hidden + head };
+        // With a kernel logits become their gradient in place. Else as they are computed where that is narrow, in fp32, and their logarithms.
+        let bytes = match (vocab % 8 == 0, compute < 4) {
+            (true, _) => compute,
+            (false, true) => 4 + 4 + compute,
+            (false, false) => 4 + 4,
+        };
+        let logits = rows * vocab * bytes;
+        // Both are there already and are multiplied by the gradient of the loss in place; that of the head is then widened, or is what
+        // `gradients` says.
+        let backward = if work.mixed() { hidden + head } else { hidden };
         // The gradient of the passes before is there already.
         let beside = if work.accum > 1 { gradient } else { 0 };
-        let narrow_head = if work.mixed() { head } else { 0 };
+        let narrow_head = if work.mixed() && trains_head { head } else { 0 };
         [
             Stage {
                 name: "the head".to_owned(),
@@ -148,6 +155,7 @@ mod tests {
             target: 1,
             padded: false,
             drops: false,
+            adapter: None,
         };
         let stage = |kept, gradients| Stage { kept, forward: kept, backward: kept + 20, gradients, ..Stage::default() };
         let inside = [stage(100, 7), stage(40, 5)];

@@ -23,8 +23,27 @@ pub struct Work {
     pub target: u128,
     /// Whether some rows are shorter than others, so that there is a mask.
     pub padded: bool,
-    /// Whether anything is dropped.
+    /// Whether anything of the model is dropped.
     pub drops: bool,
+    /// What is trained instead of the weights.
+    pub adapter: Option<AdapterWork>,
+}
+
+/// The small matrices beside some layers of a model.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AdapterWork {
+    pub rank: u128,
+    /// Whether some of its input is dropped.
+    pub drops: bool,
+    /// A bit for each layer of `Architecture::adapts`.
+    pub layers: u32,
+}
+
+impl AdapterWork {
+    /// Whether layer number `layer` of `Architecture::adapts` has one.
+    pub fn is_beside(&self, layer: usize) -> bool {
+        self.layers >> layer & 1 == 1
+    }
 }
 
 impl Work {

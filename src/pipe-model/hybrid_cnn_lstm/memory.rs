@@ -266,6 +266,7 @@ mod tests {
             target: 0,
             padded: false,
             drops: true,
+            adapter: None,
         };
         config.stages(&work).iter().map(|stage| stage.kept).sum()
     }

@@ -1,6 +1,7 @@
 //! Decoder models: Llama, Mistral, Qwen2 and Qwen3. config.json with keys and defaults as in Hugging Face's `LlamaConfig`,
 //! `MistralConfig`, `Qwen2Config` and `Qwen3Config`, and their parameters with names, shapes and initialisation as there.
 
+mod memory;
 mod rope;
 
 use pipe_spec::pipeline::Arch;
@@ -10,7 +11,7 @@ pub use rope::{Rope, RopeForm};
 
 use crate::architecture::{Architecture, ModelConfig};
 use crate::config_keys::{Activation, ConfigError, ConfigKeys, bounded_width, extended, fail};
-use crate::estimate::rows_at_a_time;
+use crate::estimate::{StepMemory, rows_at_a_time};
 use crate::parameter::{Init, Listed, Parameter};
 use crate::starter::{ModelSize, Starter, StarterSizes, StarterTraining, joined};
 use crate::task_data::{Labels, TaskData};
@@ -143,6 +144,11 @@ impl LlamaConfig {
             return Err(fail("max_position_embeddings", message));
         }
         Ok(())
+    }
+
+    /// Whether queries and keys are normed, head by head.
+    pub fn head_norms(&self) -> bool {
+        self.family.norms_queries_and_keys()
     }
 
     /// Rows whose logits exist at a time: 256 MiB in fp32. With fewer, a head of a hundred thousand words is mostly read from memory.
@@ -330,6 +336,14 @@ impl ModelConfig for LlamaConfig {
 
     fn drops(&self) -> bool {
         self.attention_dropout > 0.0
+    }
+
+    fn head_width(&self) -> Option<i64> {
+        self.windows.iter().all(Option::is_none).then_some(self.heads.width)
+    }
+
+    fn step_memory(&self) -> Option<&dyn StepMemory> {
+        Some(self)
     }
 }
 

@@ -5,8 +5,9 @@ use std::collections::HashMap;
 use std::rc::Rc;
 
 use super::part_sizes::{Layout, Lengths, PART_COST, PartTotals, part_sizes, parts, rounded_tokens};
+use crate::adapter::Lora;
 use crate::architecture::ModelConfig;
-use crate::estimate::{Estimate, Work};
+use crate::estimate::{Estimate, Work, step_memory};
 use crate::parameter::Parameter;
 
 /// Lengths of padded rows are rounded up to a multiple of this: there are fewer rooms to compute, and a part holds a little less than it may.
@@ -56,8 +57,16 @@ struct Held {
 impl PartBudget {
     /// `work` is that of a part of `batch` samples of full length, in steps of `step` samples; `recompute` decides whether it is
     /// computed again.
-    pub fn new(config: Box<dyn ModelConfig>, work: Work, layout: Layout, recompute: Recompute, step: u32) -> Self {
-        let parameters = config.parameters().into();
+    pub fn new(
+        config: Box<dyn ModelConfig>,
+        adapter: Option<&Lora>,
+        work: Work,
+        layout: Layout,
+        recompute: Recompute,
+        step: u32,
+    ) -> Self {
+        let own = config.parameters();
+        let parameters = adapter.map_or_else(|| own.clone(), |adapter| adapter.parameters(&own)).into();
         Self::of(config.into(), parameters, work, layout, recompute, step)
     }
 
@@ -74,7 +83,7 @@ impl PartBudget {
         let (recompute, limit, full) = match asked {
             Recompute::Never => (asked, kept, kept.passing),
             Recompute::Always => (asked, whole(true), whole(true).passing),
-            Recompute::Beyond(most) if kept.peak <= most || config.step_memory().is_none() => {
+            Recompute::Beyond(most) if kept.peak <= most || step_memory(&*config, &work).is_none() => {
                 (Recompute::Never, kept, kept.passing)
             }
             // At least what the same samples hold when they are computed again: the batch was asked for.
@@ -176,7 +185,7 @@ impl PartBudget {
 
     /// Bytes that a part may hold beside the state of the model. Absent where the model has no estimate.
     pub fn part_bytes(&self) -> Option<u64> {
-        self.config.step_memory().map(|_| self.limit.passing)
+        step_memory(&*self.config, &self.work).map(|_| self.limit.passing)
     }
 
     fn held(&self, samples: u32, lengths: Lengths, again: bool) -> Held {
@@ -200,7 +209,7 @@ impl PartBudget {
 /// Bytes that a part holds; tokens where the model has no estimate.
 fn held(config: &dyn ModelConfig, parameters: &[Parameter], work: &Work) -> Held {
     let bytes = |number: u128| u64::try_from(number).unwrap_or(u64::MAX);
-    let Some(memory) = config.step_memory() else {
+    let Some(memory) = step_memory(config, work) else {
         let tokens = bytes(work.batch * (work.source + work.target).max(1));
         return Held { kept: tokens, peak: tokens, passing: tokens };
     };
@@ -236,6 +245,7 @@ mod tests {
         target: 64,
         padded: true,
         drops: true,
+        adapter: None,
     };
 
     fn budget(arch: Arch, work: Work, recompute: Recompute) -> PartBudget {
@@ -245,7 +255,7 @@ mod tests {
             "max_position_embeddings": 514,
         });
         let config = read_config(arch, config.as_object().unwrap()).unwrap();
-        PartBudget::new(config, work, Layout::Padded, recompute, 99)
+        PartBudget::new(config, None, work, Layout::Padded, recompute, 99)
     }
 
     /// So many samples of full length, not more, and half of them with half the batch, however large the state of the model is.

@@ -11,6 +11,7 @@ impl StepMemory for MuSotaConfig {
             width: sizes.width,
             vocab: self.vocab_size as u128,
             rows: self.loss_rows() as u128,
+            trains_head: true,
         };
         let mut stages = vec![sizes.embeddings(), sizes.projections()];
         for layer in 0..self.n_layers {
@@ -238,6 +239,7 @@ mod tests {
             target: 0,
             padded: false,
             drops: false,
+            adapter: None,
         };
         crate::estimate::peak(&config.stages(&work), 0, &work).bytes()
     }

@@ -14,6 +14,7 @@ impl StepMemory for T5Config {
             width: sizes.width,
             vocab: sizes.vocab,
             rows: self.loss_rows() as u128,
+            trains_head: true,
         };
         // Both embeddings, and a tied head, share a gradient. It waits for the encoder's, beside that of the passes before.
         let waiting = sizes.beside(sizes.shared());
@@ -177,7 +178,8 @@ impl Sizes<'_> {
         let kept = self.normed(tokens) + inputs * inner;
         let inside = inner + self.narrow_copy(weights);
         let given = self.hidden(tokens) + self.dropped(tokens);
-        let made = inputs * inner + self.narrow(tokens) + self.narrow_copy(weights);
+        // The gradient of the activation alone: all else takes the memory of what was kept.
+        let made = inner + self.narrow(tokens) + self.narrow_copy(weights);
         let gradients = ((inputs + 1) * weights + self.width) * self.weight;
         Stage {
             name,
@@ -299,6 +301,7 @@ mod tests {
         target: 64,
         padded: true,
         drops: true,
+        adapter: None,
     };
 
     fn of(work: Work) -> Vec<Stage> {

@@ -1,7 +1,8 @@
 //! The estimates of memory beside what was measured on a card (tests/measure_memory.py).
 
+use pipe_model::adapter::Lora;
 use pipe_model::memory::{Estimate, Work};
-use pipe_model::{ModelConfig, read_config};
+use pipe_model::{ModelConfig, architecture, read_config};
 use pipe_spec::pipeline::Arch;
 use serde::Deserialize;
 use serde_json::{Map, Value, from_value, json};
@@ -20,6 +21,9 @@ struct Configuration {
     checkpointing: bool,
     padded: bool,
     params: u64,
+    /// The rank of an adapter beside all layers that can have one; 0 where the weights are trained.
+    #[serde(default)]
+    lora: i64,
     measured: Measured,
 }
 
@@ -77,12 +81,20 @@ impl Configuration {
             target: self.target.into(),
             padded: self.padded,
             drops: self.model().drops(),
+            adapter: self.lora().map(|lora| lora.work(architecture(self.arch))),
         }
+    }
+
+    fn lora(&self) -> Option<Lora> {
+        let adapter = from_value(json!({ "rank": self.lora })).ok().filter(|_| self.lora > 0)?;
+        Some(Lora::new(&adapter, architecture(self.arch)).unwrap())
     }
 
     fn estimate(&self) -> Estimate {
         let model = self.model();
-        model.step_memory().unwrap().estimate(&model.parameters(), &self.work())
+        let own = model.parameters();
+        let parameters = self.lora().map_or_else(|| own.clone(), |lora| lora.parameters(&own));
+        model.step_memory().unwrap().estimate(&parameters, &self.work())
     }
 }
 
@@ -210,6 +222,7 @@ fn the_largest_sizes_that_are_allowed_neither_overflow_nor_take_long() {
                 target: length,
                 padded: true,
                 drops: true,
+                adapter: None,
             };
             let stages = memory.stages(&work).len();
             assert!(stages < 10 * 4096, "{arch:?}: {stages} stages for 4096 layers");

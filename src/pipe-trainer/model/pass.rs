@@ -156,6 +156,15 @@ impl Pass {
         }
     }
 
+    /// The input of the first block. Beside an adapter nothing before it is trained; with a gradient of its own that block too is recomputed
+    /// instead of being kept.
+    pub fn first_input(self, hidden: Tensor) -> Result<Tensor, TrainerError> {
+        match self.checkpointing && !hidden.requires_grad() {
+            true => Ok(hidden.f_detach()?.f_set_requires_grad(true)?),
+            false => Ok(hidden),
+        }
+    }
+
     /// `block` number `number` of `inputs`, the first of which is what flows through the model. With checkpointing what it
     /// computes inside is discarded, and recomputed for its gradient.
     pub fn block<B: Block + 'static>(

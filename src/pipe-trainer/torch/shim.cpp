@@ -169,7 +169,8 @@ struct LinearCrossEntropy : torch::autograd::Function<LinearCrossEntropy> {
 
   static variable_list backward(AutogradContext* ctx, variable_list gradients) {
     auto saved = ctx->get_saved_variables();
-    auto scale = [&](const Tensor& t) { return t.defined() ? t.mul(gradients[0].to(t.scalar_type())) : t; };
+    // In place: this pass uses them up.
+    auto scale = [&](Tensor& t) { return t.defined() ? t.mul_(gradients[0].to(t.scalar_type())) : t; };
     return {scale(saved[0]), scale(saved[1]), Tensor(), Tensor(), Tensor(), Tensor(), Tensor()};
   }
 };

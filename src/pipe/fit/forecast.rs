@@ -4,10 +4,11 @@
 
 use std::num::NonZeroU32;
 
-use pipe_model::memory::{self, Estimate, Lengths, MARGIN, ROW_MULTIPLE, StepMemory, Work, has_attention_kernel};
+use pipe_model::adapter::Lora;
+use pipe_model::memory::{self, AdapterWork, Estimate, Lengths, MARGIN, ROW_MULTIPLE, StepMemory, Work, has_attention_kernel};
 use pipe_model::{ConfigError, ModelConfig, Parameter};
 use pipe_spec::pipeline::{
-    Arch, BatchSetting, Checkpointing, Data, Limit, Memory, OptimizerKind, Precision, Ranks, Shard, Split, Train,
+    Adapter, Arch, BatchSetting, Checkpointing, Data, Limit, Memory, OptimizerKind, Precision, Ranks, Shard, Split, Train,
     Training, accum, share,
 };
 use serde::Serialize;
@@ -96,6 +97,7 @@ pub struct Forecaster {
 struct ModelFacts {
     arch: Arch,
     config: Map<String, Value>,
+    adapter: Option<Adapter>,
 }
 
 /// Why there is no forecast.
@@ -112,12 +114,17 @@ struct Model<'a> {
     config: &'a dyn ModelConfig,
     memory: &'a dyn StepMemory,
     parameters: Vec<Parameter>,
+    adapter: Option<AdapterWork>,
 }
 
 impl Forecaster {
     pub fn new(training: &Training, config: &Map<String, Value>) -> Self {
         Self {
-            model: ModelFacts { arch: training.model.arch, config: config.clone() },
+            model: ModelFacts {
+                arch: training.model.arch,
+                config: config.clone(),
+                adapter: training.adapter.clone(),
+            },
             train: training.train.clone(),
             data: training.data.clone(),
             memory: training.memory.clone(),
@@ -137,8 +144,14 @@ impl Forecaster {
     pub fn forecast(&self, card: Option<Target>) -> Result<Forecast, NoForecast> {
         let arch = self.model.arch;
         let config = pipe_model::read_config(arch, &self.model.config)?;
-        let memory = config.step_memory().ok_or(NoForecast::NoEstimate { arch })?;
-        let model = Model { config: config.as_ref(), memory, parameters: config.parameters() };
+        let architecture = pipe_model::architecture(arch);
+        let adapter = self.model.adapter.as_ref().map(|adapter| Lora::new(adapter, architecture)).transpose()?;
+        let memory = config.step_memory().filter(|memory| adapter.is_none() || memory.counts_adapters());
+        let memory = memory.ok_or(NoForecast::NoEstimate { arch })?;
+        let own = config.parameters();
+        let parameters = adapter.as_ref().map_or_else(|| own.clone(), |adapter| adapter.parameters(&own));
+        let adapter = adapter.map(|adapter| adapter.work(architecture));
+        let model = Model { config: config.as_ref(), memory, parameters, adapter };
         let capacity = self.capacity(card.as_ref().map(|card| card.total));
         let effective_batch = self.train.effective_batch;
         let recomputing = self.with_checkpointing(Checkpointing::On);
@@ -269,6 +282,7 @@ impl Forecaster {
             target: target.into(),
             padded: true,
             drops: self.train.dropout.map_or(model.config.drops(), |share| share > 0.0),
+            adapter: model.adapter,
         };
         model.memory.estimate(&model.parameters, &work)
     }

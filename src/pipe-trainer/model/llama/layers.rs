@@ -67,13 +67,17 @@ impl Layer {
 
     fn attend(&self, normed: &Tensor, turns: [&Tensor; 2], rows: Rows<'_>, pass: Pass) -> Result<Tensor, TrainerError> {
         let [q, k, v] = &self.queries_keys_values;
-        let mut q = split_heads(&q.forward(normed, pass)?, self.heads.queries)?;
-        let mut k = split_heads(&k.forward(normed, pass)?, self.heads.keys)?;
-        let mut v = split_heads(&v.forward(normed, pass)?, self.heads.keys)?;
-        if let Some([of_queries, of_keys]) = &self.head_norms {
-            (q, k) = (of_queries.forward(&q)?.f_to_kind(pass.compute)?, of_keys.forward(&k)?.f_to_kind(pass.compute)?);
-        }
-        (q, k) = (turn(&q, turns)?, turn(&k, turns)?);
+        let [of_queries, of_keys] = self.head_norms.as_ref().map(<[RmsNorm; 2]>::each_ref).map_or([None; 2], |norms| norms.map(Some));
+        let heads = |layer: &Linear, count: i64, norm: Option<&RmsNorm>| -> Result<Tensor, TrainerError> {
+            let projected = layer.forward(normed, pass)?;
+            let Some(norm) = norm else { return split_heads(&projected, count) };
+            let (batch, length, _) = projected.size3()?;
+            let each = projected.f_view([batch, length, count, self.heads.width])?;
+            Ok(norm.forward_and_residual(&each, pass.compute)?.0.f_transpose(1, 2)?)
+        };
+        let q = turn(&heads(q, self.heads.queries, of_queries)?, turns)?;
+        let mut k = turn(&heads(k, self.heads.keys, of_keys)?, turns)?;
+        let mut v = heads(v, self.heads.keys, None)?;
         let packed = match rows {
             Rows::Packed(packed) => Some([packed, packed]),
             Rows::Each => None,

@@ -72,7 +72,7 @@ impl Llama {
             Some(packed) => self.rotary.turns_of(&packed.positions()?, pass.compute)?,
             None => self.rotary.turns(0, length, pass.compute)?,
         };
-        let mut hidden = self.embed(ids)?;
+        let mut hidden = pass.first_input(self.embed(ids)?)?;
         for (layer, number) in self.layers.iter().zip(1..) {
             let rows = packed.into_iter().flat_map(Packed::tensors);
             let inputs: Vec<&Tensor> = [&hidden, &cosines, &sines].into_iter().chain(rows).collect();

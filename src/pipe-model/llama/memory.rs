@@ -1,0 +1,234 @@
+//! The memory of the passes of a training step: the tensors of the trainer's `model/llama` on a card, with an adapter or without.
+
+use super::LlamaConfig;
+use crate::estimate::{Attention, Bias, Stage, StepMemory, Way, WordLoss, Work, embedding_sums, recomputed};
+
+/// The layers as `LLAMA.adapts` counts them.
+const Q: usize = 0;
+const K: usize = 1;
+const V: usize = 2;
+const O: usize = 3;
+const GATE: usize = 4;
+const UP: usize = 5;
+const DOWN: usize = 6;
+
+impl StepMemory for LlamaConfig {
+    fn stages(&self, work: &Work) -> Vec<Stage> {
+        let sizes = Sizes::new(self, work);
+        let loss = WordLoss {
+            tokens: sizes.tokens,
+            width: sizes.width,
+            vocab: self.vocab_size as u128,
+            rows: self.loss_rows() as u128,
+            trains_head: work.adapter.is_none(),
+        };
+        let mut stages = vec![sizes.embeddings()];
+        for number in 0..self.num_hidden_layers {
+            stages.extend(sizes.layer(number as usize));
+        }
+        stages.push(sizes.final_norm());
+        if self.tie_word_embeddings {
+            // The gradient of the head waits for that of the embeddings, beside that of the passes before.
+            let waiting = sizes.beside(sizes.words());
+            stages.iter_mut().for_each(|stage| stage.backward += waiting);
+        }
+        stages.into_iter().chain(loss.stages(work)).collect()
+    }
+
+    fn counts_adapters(&self) -> bool {
+        true
+    }
+}
+
+/// Bytes, where nothing else is said.
+struct Sizes<'a> {
+    config: &'a LlamaConfig,
+    work: &'a Work,
+    tokens: u128,
+    /// Numbers: of hidden states, of the heads of queries and of those of keys together, of the middle of a feed-forward part.
+    width: u128,
+    queries: u128,
+    keys: u128,
+    feed: u128,
+    /// Bytes of a number that is added up along the layers, and of one that is computed with.
+    weight: u128,
+    compute: u128,
+}
+
+impl<'a> Sizes<'a> {
+    fn new(config: &'a LlamaConfig, work: &'a Work) -> Self {
+        let heads = config.heads;
+        Self {
+            config,
+            work,
+            tokens: work.batch * work.source,
+            width: config.hidden_size as u128,
+            queries: (heads.queries * heads.width) as u128,
+            keys: (heads.keys * heads.width) as u128,
+            feed: config.intermediate_size as u128,
+            weight: work.weight(),
+            compute: work.compute(),
+        }
+    }
+
+    /// Hidden states, as they are added up along the layers.
+    fn hidden(&self) -> u128 {
+        self.tokens * self.width * self.weight
+    }
+
+    /// So many numbers of each token, as products take and give them.
+    fn narrow(&self, width: u128) -> u128 {
+        self.tokens * width * self.compute
+    }
+
+    /// What a norm keeps: its input, what it gives and a number for each token.
+    fn normed(&self) -> u128 {
+        self.hidden() + self.narrow(self.width) + self.tokens * 4
+    }
+
+    fn words(&self) -> u128 {
+        if self.work.adapter.is_some() { 0 } else { self.config.vocab_size as u128 * self.width * self.weight }
+    }
+
+    /// New gradients, where those of the passes before are there already.
+    fn beside(&self, gradients: u128) -> u128 {
+        if self.work.accum > 1 { gradients } else { 0 }
+    }
+
+    /// Where a narrow copy is made of so many weights for a moment. Those beside an adapter are narrow.
+    fn narrow_copy(&self, weights: u128) -> u128 {
+        if self.work.mixed() && self.work.adapter.is_none() { weights * self.compute } else { 0 }
+    }
+
+    /// The parameters of a layer that are trained: its own, or those of its adapter.
+    fn trained(&self, layer: usize, inputs: u128, outputs: u128) -> u128 {
+        match self.work.adapter {
+            None => inputs * outputs,
+            Some(adapter) if adapter.is_beside(layer) => adapter.rank * (inputs + outputs),
+            Some(_) => 0,
+        }
+    }
+
+    /// What the adapter of a layer keeps: what goes through the rank, and its input where some of it is dropped.
+    fn adapted(&self, layer: usize, inputs: u128) -> u128 {
+        match self.work.adapter {
+            Some(adapter) if adapter.is_beside(layer) => {
+                self.narrow(adapter.rank) + if adapter.drops { self.narrow(inputs) } else { 0 }
+            }
+            _ => 0,
+        }
+    }
+
+    fn embeddings(&self) -> Stage {
+        let words = self.words();
+        let (gradients, added) =
+            if self.config.tie_word_embeddings { (0, words) } else { (words, self.beside(words)) };
+        let turns = 2 * self.work.source.max(self.tokens) * self.config.heads.width as u128 * self.compute;
+        let sums = if words > 0 { embedding_sums(self.tokens, self.config.vocab_size as u128, self.width) } else { 0 };
+        Stage {
+            name: "embeddings".to_owned(),
+            kept: turns,
+            forward: 2 * turns + self.hidden(),
+            backward: turns + self.hidden() + added + sums,
+            gradients,
+            logits: 0,
+        }
+    }
+
+    /// As one stage with checkpointing, as two without.
+    fn layer(&self, number: usize) -> Vec<Stage> {
+        let inside = vec![self.attention(number), self.feed_forward(number)];
+        match self.work.checkpointing {
+            true => vec![recomputed(format!("layer {number}"), &inside, self.hidden(), self.work)],
+            false => inside,
+        }
+    }
+
+    fn attention(&self, number: usize) -> Stage {
+        let Self { width, queries, keys, .. } = *self;
+        let (heads, work) = (self.config.heads, self.work);
+        let [of_queries, of_keys] = [queries, keys].map(|size| self.narrow(size));
+        let length = work.source;
+        let window = self.config.windows[number].filter(|window| u128::from(window.unsigned_abs()) < length);
+        let bias = if window.is_some() { Bias::ByPair } else { Bias::None };
+        let [head_count, head] = [heads.queries, heads.width].map(|size| size as u128);
+        let drops = work.drops;
+        let attention = Attention { work, heads: head_count, width: head, queries: length, keys: length, drops, bias };
+        let is_kernel = attention.way() == Way::Kernel;
+        // Without a kernel each head of queries has keys and values of its own.
+        let each = if is_kernel || heads.queries == heads.keys { of_keys } else { of_queries };
+        let mask = if window.is_some() { length * length * self.compute } else { 0 };
+        // Queries and keys before they are normed, head by head, and a number for each head of each token.
+        let unnormed = match self.config.head_norms() {
+            true => of_queries + of_keys + self.tokens * (heads.queries + heads.keys) as u128 * 4,
+            false => 0,
+        };
+        let adapted: u128 = [(Q, width), (K, width), (V, width), (O, queries)]
+            .map(|(layer, inputs)| self.adapted(layer, inputs))
+            .into_iter()
+            .sum();
+        let kept = self.normed() + 2 * of_queries + 2 * each + attention.kept() + unnormed + mask + adapted;
+        let output = self.narrow(width) + self.hidden().max(self.narrow_copy(width * queries));
+        // The gradients of the output, of queries, and of keys and values for each head of queries.
+        let wide = if heads.queries == heads.keys { 2 * of_keys } else { 2 * of_queries + of_keys };
+        let made = 2 * of_queries + wide + attention.backward();
+        let given = self.hidden() + if work.mixed() { self.narrow(width) } else { 0 };
+        let projections = self.trained(Q, width, queries) + self.trained(K, width, keys) + self.trained(V, width, keys);
+        let to_come = self.beside_none(projections * self.weight);
+        // The gradients of the input of each of them, added up.
+        let after = self.normed() + self.hidden() + of_queries + 2 * of_keys + 2 * self.narrow(width);
+        let norms = if work.adapter.is_none() { width } else { 0 };
+        Stage {
+            name: format!("attention of layer {number}"),
+            kept,
+            forward: kept + (of_queries + of_keys).max(output).max(attention.forward()),
+            backward: (kept + given + made).saturating_sub(to_come).max(after + self.beside(projections * self.weight)),
+            gradients: (projections + self.trained(O, queries, width) + norms) * self.weight,
+            logits: 0,
+        }
+    }
+
+    /// Gradients that are still to come at a moment of a stage that counts them.
+    fn beside_none(&self, gradients: u128) -> u128 {
+        if self.work.accum > 1 { 0 } else { gradients }
+    }
+
+    fn feed_forward(&self, number: usize) -> Stage {
+        let Self { width, feed, .. } = *self;
+        let inner = self.narrow(feed);
+        let trained = self.trained(GATE, width, feed) + self.trained(UP, width, feed) + self.trained(DOWN, feed, width);
+        let adapter = self.work.adapter;
+        let is_beside = |layer: usize| adapter.is_some_and(|adapter| adapter.is_beside(layer));
+        let layers = is_beside(GATE) || is_beside(UP) || is_beside(DOWN);
+        let adapted = self.adapted(GATE, width) + self.adapted(UP, width) + self.adapted(DOWN, feed);
+        // What goes into the last product is kept for the gradient of its adapter alone, or dropped and counted above.
+        let product = if is_beside(DOWN) && !adapter.is_some_and(|adapter| adapter.drops) { inner } else { 0 };
+        let kept = self.normed() + 2 * inner + product + adapted;
+        let given = self.hidden() + if self.work.mixed() { self.narrow(width) } else { 0 };
+        // The gradient of the activation, which takes the memory of what was kept; beside an adapter it comes in two parts.
+        let made = if layers { 2 * inner } else { inner + self.narrow(width) + self.narrow_copy(width * feed) };
+        let gradients = (trained + if adapter.is_none() { width } else { 0 }) * self.weight;
+        let after = self.narrow(width) + self.hidden().max(inner + self.narrow_copy(width * feed));
+        Stage {
+            name: format!("feed-forward part of layer {number}"),
+            kept,
+            forward: kept + after,
+            backward: kept + given + made + self.beside(gradients),
+            gradients,
+            logits: 0,
+        }
+    }
+
+    fn final_norm(&self) -> Stage {
+        let hidden = self.hidden();
+        let kept = hidden + self.tokens * 4;
+        Stage {
+            name: "final norm".to_owned(),
+            kept,
+            forward: kept + hidden + self.narrow(self.width),
+            backward: kept + 2 * hidden,
+            gradients: if self.work.adapter.is_none() { self.width * self.weight } else { 0 },
+            logits: 0,
+        }
+    }
+}
