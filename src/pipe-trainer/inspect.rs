@@ -7,9 +7,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use pipe_model::TaskData;
-use pipe_spec::{Inspection, TrainerSpec};
 use pipe_spec::inspection::{ClassCount, Lengths, Split, StepParts};
 use pipe_spec::pipeline::{self, BatchSetting, Data, Limit, Pad, Precision};
+use pipe_spec::{Inspection, TrainerSpec};
 use tch::Device;
 
 use crate::data::{

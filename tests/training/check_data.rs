@@ -109,16 +109,21 @@ fn unused_padding() {
                 intermediate_size: 16, max_position_embeddings: 64}";
     let yaml = folder.read("dishes.yaml");
     let yaml = yaml.replace("arch: bag-of-words, config: {vocab_size: 192, hidden_size: 8}", bert);
-    let yaml = yaml.replace("eval.jsonl}", "eval.jsonl, max_length: 64, pad: max}").replace("batch: 4,", "precision: bf16, batch: 4,");
+    let yaml = yaml
+        .replace("eval.jsonl}", "eval.jsonl, max_length: 64, pad: max}")
+        .replace("batch: 4,", "precision: bf16, batch: 4,");
     let yaml = yaml.replace("gpus: 0", "gpus: 1");
     let says = |from: &str, to: &str| {
         let changed = yaml.replace(from, to).replace("HEADS", "2");
         folder.write("dishes.yaml", changed);
-        folder.pipe(&["check", "dishes.yaml"]).exits(0).stdout.contains("data.pad: max changes nothing in bf16 on a card")
+        folder
+            .pipe(&["check", "dishes.yaml"])
+            .exits(0)
+            .stdout
+            .contains("data.pad: max changes nothing in bf16 on a card")
     };
     assert!(says("max", "max"));
-    let others =
-        [("pad: max", "pad: longest"), ("bf16", "fp32"), ("gpus: 1", "gpus: 0"), ("HEADS", "8")];
+    let others = [("pad: max", "pad: longest"), ("bf16", "fp32"), ("gpus: 1", "gpus: 0"), ("HEADS", "8")];
     for (from, to) in others {
         assert!(!says(from, to), "{to}");
     }

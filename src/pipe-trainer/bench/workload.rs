@@ -20,8 +20,7 @@ pub struct Bench {
     pub dropout: Option<f64>,
 }
 
-const MODELS: &str =
-    "t5-small, t5-base, t5-large, t5-xl, bert-base, bert-large, deberta-v3-base, clip-vit-b-32, mu-sota, llama-1b, llama-8b";
+const MODELS: &str = "t5-small, t5-base, t5-large, t5-xl, bert-base, bert-large, deberta-v3-base, clip-vit-b-32, mu-sota, llama-1b, llama-8b";
 
 impl Bench {
     /// The model that the command line asks for: any architecture with its config, or one of a published size.
@@ -117,7 +116,8 @@ impl Workload {
         const PACKED: &str = "packed";
         let of = |part: &Part, rows, fill: Option<f64>| -> Result<Self, TrainerError> {
             let (tokens, whole) = counted(part, task_data)?;
-            let part = if rows == PACKED { packed(part, task_data, model, device, false)? } else { part.shallow_clone() };
+            let part =
+                if rows == PACKED { packed(part, task_data, model, device, false)? } else { part.shallow_clone() };
             let padding = fill.map_or(0.0, |_| 1.0 - tokens as f64 / whole.max(1) as f64);
             Ok(Self { part, rows, padding, tokens })
         };
@@ -141,12 +141,7 @@ impl Workload {
 }
 
 /// A part with a row for each sample. `fill` is the share of the rows that are tokens, where they have many lengths.
-fn part(
-    args: &BenchArgs,
-    task_data: &TaskData,
-    fill: Option<f64>,
-    device: Device,
-) -> Result<Part, TrainerError> {
+fn part(args: &BenchArgs, task_data: &TaskData, fill: Option<f64>, device: Device) -> Result<Part, TrainerError> {
     tch::manual_seed(1);
     let maker = Maker { batch: args.batch, padded: args.padded, fill, device };
     Ok(match task_data {

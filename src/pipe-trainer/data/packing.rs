@@ -234,12 +234,8 @@ impl UnpackedRows {
 
     /// [1, tokens, width] as [samples, longest, width]. Where there is no token is anything, and its gradient is lost.
     pub fn unpacked(&self, packed: &Tensor) -> Result<Tensor, TchError> {
-        let rows = torch::select_rows(
-            &packed.f_squeeze_dim(0)?,
-            &self.tokens.f_view([-1])?,
-            &self.positions,
-            &self.is_spare,
-        )?;
+        let rows =
+            torch::select_rows(&packed.f_squeeze_dim(0)?, &self.tokens.f_view([-1])?, &self.positions, &self.is_spare)?;
         let (samples, longest) = self.tokens.size2()?;
         rows.f_view([samples, longest, -1])
     }

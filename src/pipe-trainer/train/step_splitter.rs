@@ -56,9 +56,7 @@ impl StepSplitter {
             (false, _) => shape,
         };
         if model.packs() && session.spec.data.pad == Pad::Max {
-            tracing::warn!(
-                "data.pad: max changes nothing: samples stand one behind the other, without padding"
-            );
+            tracing::warn!("data.pad: max changes nothing: samples stand one behind the other, without padding");
         }
         // Nothing is counted on where parts of another size are another training.
         let capacity = hardware.card_capacity().filter(|_| model.depends_on_batch().is_none());
