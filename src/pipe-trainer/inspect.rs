@@ -7,9 +7,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use pipe_model::TaskData;
+use pipe_spec::Inspection;
 use pipe_spec::inspection::{ClassCount, Lengths, Split, StepParts};
-use pipe_spec::pipeline::{self, BatchSetting, Data, Limit, Pad, Precision};
-use pipe_spec::{Inspection, TrainerSpec};
+use pipe_spec::pipeline::{self, BatchSetting, Data, Limit};
 use tch::Device;
 
 use crate::data::{
@@ -66,23 +66,10 @@ pub fn inspect(spec_file: &Path) -> Result<(), TrainerError> {
             .count(&Reader { source, pool: Arc::clone(&pool) })
     };
     let (train, eval) = (split(sources.train)?, sources.eval.map(split).transpose()?);
-    let mut notices = sources.notices;
-    notices.extend(unused_padding(&spec, definition.config()?.packs()));
-    let inspection = Inspection { train, eval, steps, step_parts, example, notices };
+    let inspection = Inspection { train, eval, steps, step_parts, example, notices: sources.notices };
     let text = serde_json::to_string(&inspection).expect("it is plain data");
     let write = writeln!(std::io::stdout(), "{text}");
     write.map_err(|source| TrainerError::Io { path: "stdout".into(), source })
-}
-
-/// A word about padding that is asked for and will not be there.
-fn unused_padding(spec: &TrainerSpec, packs: bool) -> Option<String> {
-    let precision = spec.train.precision;
-    let is_narrow = !matches!(precision, Precision::Fp32 | Precision::Tf32);
-    let is_unused = packs && is_narrow && spec.data.pad == Pad::Max && spec.device == pipe_spec::Device::Cuda;
-    is_unused.then(|| {
-        let precision = precision.name();
-        format!("data.pad: max changes nothing in {precision} on a card: samples stand one behind the other, without padding")
-    })
 }
 
 /// The first row that has something to learn, in pieces that the loss counts or does not.

@@ -131,7 +131,10 @@ impl<'a> Packed<'a> {
 
     /// Whether all samples are of one length, with a token at each position, and nothing is spare.
     pub fn is_even(self) -> bool {
-        self.tokens() == self.samples() * self.longest()
+        let (samples, longest) = (self.samples(), self.longest());
+        // Where there is room for any lengths there are more tiles: then nothing is known of them.
+        let tiles = samples * (longest as u64).div_ceil(TILE as u64) as i64;
+        self.tokens() == samples * longest && self.tiles.size()[0] == tiles
     }
 
     /// The sample of each token.
@@ -282,6 +285,10 @@ mod tests {
             let tensors = HashMap::from(rows.tensors().unwrap());
             let packed = Packed::find(|name| tensors.get(name)).unwrap();
             assert_eq!((packed.samples(), packed.is_even()), (samples as i64, tokens == 4));
+            // As many tokens as even samples would have.
+            let size = PackedSize { samples, tokens: samples * longest, longest, any_lengths: true };
+            let rounded = HashMap::from(PackedRows::new(&positions(&lengths), size).tensors().unwrap());
+            assert!(!Packed::find(|name| rounded.get(name)).unwrap().is_even());
             let values = Tensor::arange(2 * tokens as i64, (Kind::Float, Device::Cpu)).reshape([1, tokens as i64, 2]);
             let unpacked = packed.unpacked(&values).unwrap();
             assert_eq!(unpacked.size(), [samples as i64, longest as i64, 2]);

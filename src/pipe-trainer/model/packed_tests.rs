@@ -36,7 +36,7 @@ fn classes(lengths: &[usize], hides: bool) -> Vec<Sample> {
 
 fn token_labels(lengths: &[usize]) -> Vec<Sample> {
     let sample = |(number, length): (usize, &usize)| {
-        let label = |at: usize| if (at + number) % 3 == 0 { IGNORED } else { (at % 2) as i64 };
+        let label = |at: usize| if (at + number).is_multiple_of(3) { IGNORED } else { (at % 2) as i64 };
         let labels = ("labels", Column::PerToken((0..*length).map(label).collect()));
         Sample { columns: text(*length, number, false).into_iter().chain([labels]).collect(), targets: 1 }
     };
