@@ -105,7 +105,7 @@ impl Compared {
         })
     }
 
-    /// What packed samples gave for each token, in rows as long as those of the file.
+    /// Pads the outputs of packed samples to rows as long as those of the file.
     fn pad(&mut self, rows: &Part) -> Result<(), TrainerError> {
         let lengths = ["labels", "input_ids", "ids"].map(|name| rows.find(name).filter(|tensor| tensor.dim() == 2));
         let [labels, ids, plain_ids] = lengths.map(|tensor| tensor.map(|tensor| tensor.size()[1]));

@@ -93,7 +93,7 @@ impl Bench {
     }
 }
 
-/// What is timed.
+/// The part of a timed step.
 pub struct Workload {
     pub part: Part,
     /// How its samples stand.

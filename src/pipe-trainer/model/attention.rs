@@ -26,7 +26,7 @@ pub struct Scores<'a> {
 }
 
 impl<'a> Scores<'a> {
-    /// Of what blocks are given beside their input: where packed samples stand or, where there is padding, what hides it.
+    /// The scores by the tensors that blocks are given beside their input: where packed samples stand or, where there is padding, what hides it.
     pub fn of_rows(rows: &[&'a Tensor]) -> Self {
         match <[&Tensor; PACKED_TENSORS]>::try_from(rows) {
             Ok(tensors) => Self { packed: Some([Packed::from_tensors(tensors); 2]), ..Self::default() },
