@@ -9,7 +9,7 @@ use serde_json::Value;
 use crate::harness::folder::repository;
 use crate::harness::suite::transformers;
 use crate::harness::{Folder, Needs, Suite};
-use crate::small_t5::{curve, run_parity};
+use crate::small_t5::{curve, run_parity_with};
 
 /// A model of `tests/fixtures` that has been trained by transformers.
 struct Golden {
@@ -70,6 +70,8 @@ pub fn tests(suite: &mut Suite) {
     for name in MODELS.iter().map(|model| model.fixture).chain(OTHERS.iter().copied()) {
         let test = move || drop(compare(name, &fixture(name)));
         suite.test(&format!("golden::logits_and_gradients::{name}"), Needs::Nothing, test);
+        let packed = move || drop(compare_parts(name, &fixture(name), true));
+        suite.test(&format!("golden::packed_samples::{name}"), Needs::Nothing, packed);
     }
     for model in MODELS {
         let name = model.fixture;
@@ -113,11 +115,17 @@ pub fn expected(name: &str) -> Value {
 /// What `model` computes for the batch of the fixture `name`, against what transformers computed for it. The folder that
 /// comes back holds it as out.safetensors.
 pub fn compare(name: &str, model: &Path) -> Folder {
+    compare_parts(name, model, false)
+}
+
+/// The same where samples may be `packed`, one behind the other: then nothing is computed for padding.
+fn compare_parts(name: &str, model: &Path, packed: bool) -> Folder {
     let folder = Folder::new();
     let text = |path: PathBuf| path.display().to_string();
     let (batch, out) = (text(fixture(name).join("batch.safetensors")), text(folder.path().join("out.safetensors")));
     let model = text(model.to_owned());
-    let figures = run_parity(&model, &batch, &out).exits(0).json();
+    let more: &[&str] = if packed { &["--packed"] } else { &[] };
+    let figures = run_parity_with(&model, &batch, &out, more).exits(0).json();
     let expected = expected(name);
     for key in ["loss", "grad_norm"] {
         // A newly initialised head has no expected value.
@@ -125,6 +133,8 @@ pub fn compare(name: &str, model: &Path) -> Folder {
         let got = figures[key].as_f64().unwrap();
         assert!((got - want).abs() < 1e-4 * want.abs(), "{key}: {got} and {want}");
     }
+    let batch = std::fs::read(&batch).unwrap();
+    let batch = SafeTensors::deserialize(&batch).unwrap();
     let (got, want) = (std::fs::read(&out).unwrap(), std::fs::read(fixture(name).join("expect.safetensors")).unwrap());
     let (got, want) = (SafeTensors::deserialize(&got).unwrap(), SafeTensors::deserialize(&want).unwrap());
     let outputs = ["logits", "last_hidden_state", "logits_per_image"];
@@ -133,14 +143,30 @@ pub fn compare(name: &str, model: &Path) -> Folder {
     let rounding = expected["grad_norm"].as_f64().unwrap_or(0.0) as f32 * 1e-3;
     // The logits after a short training are compared elsewhere.
     for name in want.names().into_iter().filter(|name| *name != "trained") {
-        let (got, want) = (floats(&got.tensor(name).unwrap()), floats(&want.tensor(name).unwrap()));
+        let want = want.tensor(name).unwrap();
+        let are_tokens = are_tokens(&batch, want.shape()).filter(|_| packed && outputs.contains(&name));
+        let (got, want) = (floats(&got.tensor(name).unwrap()), floats(&want));
         assert_eq!(got.len(), want.len(), "{name}");
         let largest = want.iter().fold(0.0f32, |most, value| most.max(value.abs()));
-        let apart = got.iter().zip(&want).fold(0.0f32, |most, (a, b)| most.max((a - b).abs()));
+        let width = are_tokens.as_ref().map_or(1, |are_tokens| want.len() / are_tokens.len());
+        let is_compared = |at: &usize| are_tokens.as_ref().is_none_or(|are_tokens| are_tokens[at / width]);
+        let compared: Vec<usize> = (0..want.len()).filter(is_compared).collect();
+        assert!(compared.len() * 2 > want.len(), "{name}: little is compared");
+        let apart = compared.iter().fold(0.0f32, |most, at| most.max((got[*at] - want[*at]).abs()));
         let tolerance = 1e-4 * if name.starts_with("grad.") { largest.max(rounding) } else { largest };
         assert!(apart <= tolerance, "{name}: {apart} apart, the largest entry is {largest}");
     }
     folder
+}
+
+/// Whether there is a token, for outputs of this shape that has one row for each: where the mask of the text says so, or a label counts.
+fn are_tokens(batch: &SafeTensors<'_>, shape: &[usize]) -> Option<Vec<bool>> {
+    let &[samples, length, _] = shape else { return None };
+    ["attention_mask", "labels"].into_iter().find_map(|name| {
+        let tensor = batch.tensor(name).ok().filter(|tensor| tensor.shape() == [samples, length])?;
+        let numbers = tensor.data().chunks_exact(8).map(|bytes| i64::from_le_bytes(bytes.try_into().unwrap()));
+        Some(numbers.map(|number| if name == "labels" { number >= 0 } else { number != 0 }).collect())
+    })
 }
 
 pub fn floats(tensor: &TensorView<'_>) -> Vec<f32> {

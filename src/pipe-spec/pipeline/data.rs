@@ -54,8 +54,8 @@ pub struct Data {
     #[serde(default = "default_length")]
     #[schemars(range(max = MAX_TOKENS))]
     pub max_length: NonZeroU32,
-    /// Pad a batch to its longest row, or to `max_length`. In 16 bits on a card T5, the BERT family and decoder models train without padding,
-    /// whatever is asked for here.
+    /// Pad a batch to its longest row, or to `max_length`. In 16 bits on a card T5, the BERT family, DeBERTa, CLIP and decoder models train without
+    /// padding, whatever is asked for here.
     #[serde(default)]
     pub pad: Pad,
     /// Skip unreadable pictures and rows without a text or a label or with too few or too many cells, and say which; otherwise the

@@ -8,10 +8,10 @@ use std::time::Instant;
 
 use pipe_spec::TrainerSpec;
 use pipe_spec::pipeline::{Adapter, Checkpointing};
-use serde_json::json;
+use serde_json::{Map, Value, json};
 use tch::Tensor;
 
-use self::workload::{Bench, Repeated, StandIn};
+use self::workload::{Bench, Repeated, StandIn, Workload};
 use crate::boundary;
 use crate::cli::bench::{BenchArgs, BenchCommand};
 use crate::data::Part;
@@ -19,7 +19,7 @@ use crate::device::Hardware;
 use crate::error::TrainerError;
 use crate::model::{Definition, Drawn, Mode, Model, Setup, Start};
 use crate::optim::{Optimizer, Share};
-use crate::torch;
+use crate::torch::{self, CardMemory};
 use crate::train::{Graphs, clip_factor, contrastive_backward};
 
 const WARM_UP: usize = 5;
@@ -41,73 +41,32 @@ fn time_steps(args: &BenchArgs) -> Result<(), TrainerError> {
     let definition = Definition::from_spec(&spec.model)?.with_adapter(adapter.as_ref())?;
     let model = definition.build(&Start::Random { seed: 1 }, &Setup::of(&spec.train, device))?;
     let optimizer = Optimizer::new(&spec.train, model.weights(), &Share::of(&spec.train, spec.rank, model.weights()))?;
-    let task_data = definition.task_data()?;
-    let part = workload::part(args, &task_data, device)?;
-    let part = workload::as_in_training(part, &task_data, model.as_ref(), device)?;
-    let graphs = if args.no_graphs { None } else { Graphs::new(&hardware, model.as_ref())? };
     let stand_in = match (args.sums.rate, device) {
         (Some(gigabytes), tch::Device::Cuda(card)) => Some(StandIn::new(model.as_ref(), card, gigabytes, args)?),
         _ => None,
     };
-    let mut steps =
-        Steps { model: model.as_ref(), optimizer, part, spec: &spec, graphs, stand_in, sums_after: args.sums.after };
-
-    let mut times = Vec::new();
-    for step in 1..=(WARM_UP + args.steps) as u64 {
-        let clock = Instant::now();
-        let loss = steps.one(step, &mut |_| Ok(()))?;
-        if !loss.is_finite() {
-            return Err(TrainerError::NotFinite { step, what: "loss", value: loss });
+    let workloads = Workload::all(args, &definition.task_data()?, model.as_ref(), device)?;
+    let name = format!("pipe {} {}", args.model.name.as_deref().unwrap_or(&bench.arch), args.precision);
+    let mut steps = Steps {
+        model: model.as_ref(),
+        optimizer,
+        part: Part::default(),
+        spec: &spec,
+        graphs: None,
+        stand_in,
+        sums_after: args.sums.after,
+    };
+    for workload in workloads {
+        steps.part = workload.part;
+        let mut measured = steps.measure(args, &hardware)?;
+        let what = json!({ "what": &name, "device": &hardware.name, "params": model.weights().count() });
+        let tokens = (workload.tokens * args.accum) as f64 * 1000.0 / measured["ms"].as_f64().unwrap_or(f64::NAN);
+        let rows = json!({ "rows": workload.rows, "padding": workload.padding, "tokens_per_s": tokens });
+        for more in [what, rows] {
+            measured.extend(more.as_object().cloned().unwrap_or_default());
         }
-        times.push(clock.elapsed().as_secs_f64() * 1000.0);
+        println!("{}", Value::Object(measured));
     }
-    let whole = hardware.card_memory()?;
-    if let Some(path) = &args.trace {
-        torch::trace_begin()?;
-        steps.one(2, &mut |_| Ok(()))?;
-        torch::trace_end(path)?;
-    }
-    // Once more kernel by kernel with a wait after each phase, to see where time and memory go.
-    steps.graphs = None;
-    model.weights().forget_gradients()?;
-    let mut phases = Phases::begin(&hardware)?;
-    steps.one(1, &mut |phase| phases.ended(phase))?;
-    let buckets =
-        steps.stand_in.as_ref().map(|stand_in| json!({ "buckets": stand_in.buckets(), "early": stand_in.early }));
-    let mut measured = times.split_off(WARM_UP);
-    measured.sort_by(f64::total_cmp);
-    let ms = measured[measured.len() / 2];
-    let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
-    let [forward, backward, update] = phases.all;
-    println!(
-        "{}",
-        json!({
-            "what": format!("pipe {} {}", args.model.name.as_deref().unwrap_or(&bench.arch), args.precision),
-            "ms": ms,
-            "peak_allocated": gib(whole.peak_allocated),
-            "peak_reserved": gib(whole.peak_reserved),
-            "samples_per_s": (args.batch * args.accum) as f64 * 1000.0 / ms,
-            "forward_ms": forward.ms,
-            "backward_ms": backward.ms,
-            "optimizer_ms": update.ms,
-            "params": model.weights().count(),
-            "device": hardware.name,
-            "sums": buckets,
-            // Bytes: of the training's state, held between steps, held after each phase, and the most in each.
-            "memory": {
-                "weights": model.weights().bytes(),
-                "optimizer": steps.optimizer.tensors().iter().map(|(_, tensor)| bytes(tensor)).sum::<u64>(),
-                "between": phases.between,
-                "after_forward": forward.held,
-                "after_backward": backward.held,
-                "forward": forward.peak,
-                "backward": backward.peak,
-                "update": update.peak,
-                "peak": whole.peak_allocated,
-                "reserved": whole.peak_reserved,
-            },
-        })
-    );
     Ok(())
 }
 
@@ -132,7 +91,71 @@ const FORWARD: usize = 0;
 const BACKWARD: usize = 1;
 const UPDATE: usize = 2;
 
-impl Steps<'_> {
+impl<'a> Steps<'a> {
+    /// Times steps, and takes one more apart.
+    fn measure(&mut self, args: &BenchArgs, hardware: &'a Hardware) -> Result<Map<String, Value>, TrainerError> {
+        if hardware.device.is_cuda() {
+            torch::empty_cache()?;
+            hardware.reset_peaks()?;
+        }
+        self.graphs = if args.no_graphs { None } else { Graphs::new(hardware, self.model)? };
+        let mut times = Vec::new();
+        for step in 1..=(WARM_UP + args.steps) as u64 {
+            let clock = Instant::now();
+            let loss = self.one(step, &mut |_| Ok(()))?;
+            if !loss.is_finite() {
+                return Err(TrainerError::NotFinite { step, what: "loss", value: loss });
+            }
+            times.push(clock.elapsed().as_secs_f64() * 1000.0);
+        }
+        let whole = hardware.card_memory()?;
+        if let Some(path) = &args.trace {
+            torch::trace_begin()?;
+            self.one(2, &mut |_| Ok(()))?;
+            torch::trace_end(path)?;
+        }
+        // Once more kernel by kernel with a wait after each phase, to see where time and memory go.
+        self.graphs = None;
+        self.model.weights().forget_gradients()?;
+        let mut phases = Phases::begin(hardware)?;
+        self.one(1, &mut |phase| phases.ended(phase))?;
+        self.model.weights().forget_gradients()?;
+        let mut measured = times.split_off(WARM_UP);
+        measured.sort_by(f64::total_cmp);
+        let ms = measured[measured.len() / 2];
+        Ok(self.figures(args, ms, &whole, &phases).as_object().cloned().unwrap_or_default())
+    }
+
+    fn figures(&self, args: &BenchArgs, ms: f64, whole: &CardMemory, phases: &Phases<'_>) -> Value {
+        let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
+        let [forward, backward, update] = phases.all;
+        let sums =
+            self.stand_in.as_ref().map(|stand_in| json!({ "buckets": stand_in.buckets(), "early": stand_in.early }));
+        json!({
+            "ms": ms,
+            "peak_allocated": gib(whole.peak_allocated),
+            "peak_reserved": gib(whole.peak_reserved),
+            "samples_per_s": (args.batch * args.accum) as f64 * 1000.0 / ms,
+            "forward_ms": forward.ms,
+            "backward_ms": backward.ms,
+            "optimizer_ms": update.ms,
+            "sums": sums,
+            // Bytes: of the training's state, held between steps, held after each phase, and the most in each.
+            "memory": {
+                "weights": self.model.weights().bytes(),
+                "optimizer": self.optimizer.tensors().iter().map(|(_, tensor)| bytes(tensor)).sum::<u64>(),
+                "between": phases.between,
+                "after_forward": forward.held,
+                "after_backward": backward.held,
+                "forward": forward.peak,
+                "backward": backward.peak,
+                "update": update.peak,
+                "peak": whole.peak_allocated,
+                "reserved": whole.peak_reserved,
+            },
+        })
+    }
+
     /// One step, which calls `after` at the end of each phase.
     fn one(
         &mut self,

@@ -7,7 +7,7 @@ use pipe_spec::pipeline::{Memory, Precision};
 use serde_json::json;
 use tch::{Device, Kind, Tensor};
 
-use super::workload::as_in_training;
+use super::workload::packed;
 use crate::cli::bench::{DropoutMasksArgs, ParityArgs};
 use crate::data::Part;
 use crate::device::Hardware;
@@ -26,10 +26,16 @@ pub fn parity(args: &ParityArgs) -> Result<(), TrainerError> {
     let setup = setup(args)?;
     let model = definition.build(&Start::Tensors { files: &files, seed: 0 }, &setup)?;
     let rows = read_batch(&args.batch, setup.device)?;
-    let part = as_in_training(rows.shallow_clone(), &definition.task_data()?, model.as_ref(), setup.device)?;
+    let part = match args.packed || model.packs() {
+        true => packed(&rows, &definition.task_data()?, model.as_ref(), setup.device, args.packed)?,
+        false => rows.shallow_clone(),
+    };
     // The gradient is that of a training step, in which nothing is dropped.
     let mode = Mode::Train(Drawn::new(0, 0));
-    let compared = Compared::compute(model.as_ref(), &part, &rows, mode)?;
+    let mut compared = Compared::compute(model.as_ref(), &part, if args.packed { &part } else { &rows }, mode)?;
+    if args.packed {
+        compared.pad(&rows)?;
+    }
     let fail = |source| TrainerError::Save { path: args.out.clone(), source, last: None };
     tensor_writer::write(&args.out, &compared.tensors()).map_err(fail)?;
     println!("{}", json!({ "loss": compared.loss, "grad_norm": compared.grad_norm }));
@@ -73,7 +79,7 @@ struct Compared {
 }
 
 impl Compared {
-    /// Loss and gradients of `part`, as a training has them, and the outputs of the same samples with a row for each.
+    /// Loss and gradients of `part`, as a training has them, and the outputs of `rows`, which are the same samples.
     fn compute(model: &dyn Model, part: &Part, rows: &Part, mode: Mode) -> Result<Self, TrainerError> {
         let loss = match model.contrastive() {
             Some(contrastive) => contrastive.loss(&contrastive.embed(part, mode)?)?,
@@ -97,6 +103,21 @@ impl Compared {
             others,
             gradients: model.weights().trained().map(|(name, _)| format!("grad.{name}")).zip(gradients).collect(),
         })
+    }
+
+    /// Pads the outputs of packed samples to rows as long as those of the file.
+    fn pad(&mut self, rows: &Part) -> Result<(), TrainerError> {
+        let lengths = ["labels", "input_ids", "ids"].map(|name| rows.find(name).filter(|tensor| tensor.dim() == 2));
+        let [labels, ids, plain_ids] = lengths.map(|tensor| tensor.map(|tensor| tensor.size()[1]));
+        let padded = |tensor: &Tensor, length: Option<i64>| match (length, tensor.size().as_slice()) {
+            (Some(length), [_, rows, _]) => tensor.f_constant_pad_nd([0, 0, 0, length - rows])?.f_contiguous(),
+            _ => Ok(tensor.shallow_clone()),
+        };
+        self.logits = padded(&self.logits, labels)?;
+        for (_, tensor) in &mut self.others {
+            *tensor = padded(tensor, ids.or(plain_ids))?;
+        }
+        Ok(())
     }
 
     fn tensors(&self) -> Vec<(String, &Tensor)> {

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use tch::{Device, Kind, TchError, Tensor};
 
 use crate::cli::bench::BenchArgs;
-use crate::data::{Column, IGNORED, Padding, Part, PartShape, Sample};
+use crate::data::{Column, IGNORED, Packed, Padding, Part, PartShape, Sample};
 use crate::error::TrainerError;
 use crate::model::{Mode, Model, Weights};
 use crate::torch::{BucketSums, Link};
@@ -20,8 +20,7 @@ pub struct Bench {
     pub dropout: Option<f64>,
 }
 
-const MODELS: &str =
-    "t5-small, t5-base, t5-large, t5-xl, bert-base, bert-large, clip-vit-b-32, mu-sota, llama-1b, llama-8b";
+const MODELS: &str = "t5-small, t5-base, t5-large, t5-xl, bert-base, bert-large, deberta-v3-base, clip-vit-b-32, mu-sota, llama-1b, llama-8b";
 
 impl Bench {
     /// The model that the command line asks for: any architecture with its config, or one of a published size.
@@ -72,6 +71,15 @@ impl Bench {
             "t5-xl" => t5(2048, 5120, 24, 32),
             "bert-base" => bert(768, 12, 12),
             "bert-large" => bert(1024, 24, 16),
+            "deberta-v3-base" => Self {
+                arch: "deberta-v3".to_owned(),
+                config: json!({
+                    "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12,
+                    "vocab_size": 128_100, "relative_attention": true, "position_buckets": 256, "norm_rel_ebd": "layer_norm",
+                    "share_att_key": true, "pos_att_type": "p2c|c2p", "position_biased_input": false, "type_vocab_size": 0,
+                }),
+                dropout: Some(0.1),
+            },
             // The defaults of its config are this size; it drops nothing.
             "clip-vit-b-32" => Self { arch: "clip".to_owned(), config: json!({}), dropout: Some(0.0) },
             "mu-sota" => Self { arch: "mu-sota".to_owned(), config: json!({}), dropout: Some(0.1) },
@@ -85,13 +93,62 @@ impl Bench {
     }
 }
 
-pub fn part(args: &BenchArgs, task_data: &TaskData, device: Device) -> Result<Part, TrainerError> {
+/// The part of a timed step.
+pub struct Workload {
+    pub part: Part,
+    /// How its samples stand.
+    pub rows: &'static str,
+    /// The share of the rows that would be padding.
+    pub padding: f64,
+    /// Tokens that are no padding.
+    pub tokens: i64,
+}
+
+impl Workload {
+    /// Full rows as in a training; or for each share that is to be tokens, the same samples in both forms.
+    pub fn all(
+        args: &BenchArgs,
+        task_data: &TaskData,
+        model: &dyn Model,
+        device: Device,
+    ) -> Result<Vec<Self>, TrainerError> {
+        const PADDED: &str = "padded";
+        const PACKED: &str = "packed";
+        let of = |part: &Part, rows, fill: Option<f64>| -> Result<Self, TrainerError> {
+            let (tokens, whole) = counted(part, task_data)?;
+            let part =
+                if rows == PACKED { packed(part, task_data, model, device, false)? } else { part.shallow_clone() };
+            let padding = fill.map_or(0.0, |_| 1.0 - tokens as f64 / whole.max(1) as f64);
+            Ok(Self { part, rows, padding, tokens })
+        };
+        if args.fill_of_rows.is_empty() {
+            let rows = if model.packs() { PACKED } else { PADDED };
+            return Ok(vec![of(&part(args, task_data, None, device)?, rows, None)?]);
+        }
+        let mut all = Vec::new();
+        for fill in args.fill_of_rows.iter().copied() {
+            if !(fill > 0.0 && fill <= 1.0) {
+                let message = format!("found {fill}; allowed: above 0, at most 1");
+                return Err(TrainerError::config("--fill-of-rows", message));
+            }
+            let part = part(args, task_data, Some(fill), device)?;
+            for rows in [PADDED, PACKED] {
+                all.push(of(&part, rows, Some(fill))?);
+            }
+        }
+        Ok(all)
+    }
+}
+
+/// A part with a row for each sample. `fill` is the share of the rows that are tokens, where they have many lengths.
+fn part(args: &BenchArgs, task_data: &TaskData, fill: Option<f64>, device: Device) -> Result<Part, TrainerError> {
     tch::manual_seed(1);
-    let maker = Maker { batch: args.batch, padded: args.padded, device };
+    let maker = Maker { batch: args.batch, padded: args.padded, fill, device };
     Ok(match task_data {
         TaskData::Seq2Seq { vocab_size, .. } => {
             let part = maker.text(*vocab_size, args.source)?;
-            part.with("labels", maker.whole(*vocab_size, &[args.batch, args.target])?)
+            let labels = maker.whole(*vocab_size, &[args.batch, args.target])?;
+            part.with("labels", maker.ignored_behind(&labels, args.batch / 2)?)
         }
         TaskData::Classification { vocab_size, labels, .. } => {
             let classes = labels.as_ref().map_or(2, |labels| labels.count() as u64);
@@ -102,7 +159,8 @@ pub fn part(args: &BenchArgs, task_data: &TaskData, device: Device) -> Result<Pa
         TaskData::TokenLabels { vocab_size, names, .. } => {
             let labels = names.as_ref().map_or(2, |names| names.len() as u64);
             let part = maker.text(*vocab_size, args.source)?;
-            part.with("labels", maker.whole(labels + 2, &[args.batch, args.source])?.f_sub_scalar(2)?)
+            let labels = maker.whole(labels + 2, &[args.batch, args.source])?.f_sub_scalar(2)?;
+            part.with("labels", maker.ignored_behind(&labels, 0)?)
         }
         TaskData::Contrastive { vocab_size, num_channels, image_size, max_length, .. } => {
             let pixels = maker.real(&[args.batch, *num_channels, *image_size, *image_size])?;
@@ -130,28 +188,43 @@ pub fn part(args: &BenchArgs, task_data: &TaskData, device: Device) -> Result<Pa
         }
         TaskData::Language { vocab_size, .. } => {
             let ids = maker.whole(*vocab_size, &[args.batch, args.source])?;
-            Part::default().with("labels", ids.shallow_clone()).with("ids", ids)
+            let labels = maker.ignored_behind(&ids, 0)?;
+            maker.masked(Part::default().with("ids", ids), args.source)?.with("labels", labels)
         }
     })
 }
 
-/// The same samples as the parts of a training of `model` have them: one behind the other where it takes them so.
-pub fn as_in_training(
-    part: Part,
+/// The same samples one behind the other, as a training has them: a model that unpacks samples gets rows that are nearly full as they are, unless it
+/// is `forced`.
+pub fn packed(
+    part: &Part,
     task_data: &TaskData,
     model: &dyn Model,
     device: Device,
+    forced: bool,
 ) -> Result<Part, TrainerError> {
-    if !model.packs() {
-        return Ok(part);
+    if !model.takes_packed() {
+        let message = "rows of this model are all of one length: there is nothing to pack".to_owned();
+        return Err(TrainerError::config("--model", message));
     }
-    let samples = samples(&part, matches!(task_data, TaskData::TokenLabels { .. } | TaskData::Language { .. }))?;
+    let samples = samples(part, matches!(task_data, TaskData::TokenLabels { .. } | TaskData::Language { .. }))?;
     let longest = |name: &str| samples.iter().filter_map(|sample| sample.column(name)).map(length).max().unwrap_or(1);
     let padding = |column, with| Padding { column, with, length: None, most: longest(column) };
     let paddings = [padding("input_ids", 0), padding("ids", 0), padding("labels", IGNORED)];
-    let shape = PartShape::new(&paddings, device).packed(samples.len() as u32);
+    let shape = PartShape::new(&paddings, device).in_multiples_of(model.row_multiple()).packed(samples.len() as u32);
     let shape = if device.is_cuda() && model.is_recordable() { shape.in_few_lengths() } else { shape };
-    Ok(shape.collate(&samples)?)
+    let unpacks = model.unpacks_for_attention() && !forced;
+    Ok(if unpacks { shape.unpacked_for_attention() } else { shape }.collate(&samples)?)
+}
+
+/// The tokens of a part that are no padding, of its texts and of T5's targets, and with padding. Nothing where there are no texts.
+fn counted(part: &Part, task_data: &TaskData) -> Result<(i64, i64), TrainerError> {
+    let sum = |tensor: &Tensor| tensor.f_sum(Kind::Int64)?.f_int64_value(&[]);
+    let Some(ids) = part.find("input_ids").or_else(|| part.find("ids")) else { return Ok((0, 0)) };
+    let texts = part.find("attention_mask").map_or(Ok(ids.numel() as i64), sum)?;
+    let labels = part.find("labels").filter(|_| matches!(task_data, TaskData::Seq2Seq { .. }));
+    let targets = labels.map_or(Ok(0), |labels| sum(&labels.f_ne(IGNORED)?))?;
+    Ok((texts + targets, (ids.numel() + labels.map_or(0, Tensor::numel)) as i64))
 }
 
 fn length(column: &Column) -> usize {
@@ -160,7 +233,7 @@ fn length(column: &Column) -> usize {
 
 /// The samples of a part in which each has a row. Labels may be those of each token.
 fn samples(part: &Part, labels_tokens: bool) -> Result<Vec<Sample>, TrainerError> {
-    const NAMES: [&str; 5] = ["input_ids", "ids", "attention_mask", "token_type_ids", "labels"];
+    const NAMES: [&str; 6] = ["input_ids", "ids", "attention_mask", "token_type_ids", "pixel_values", "labels"];
     let ids = part.find("input_ids").map_or_else(|| part.get("ids"), Ok)?;
     let mut samples: Vec<Sample> = (0..ids.size()[0]).map(|_| Sample { columns: Vec::new(), targets: 1 }).collect();
     for name in NAMES {
@@ -172,6 +245,7 @@ fn samples(part: &Part, labels_tokens: bool) -> Result<Vec<Sample>, TrainerError
                 (0, Kind::Int64) => Column::Whole(row.f_int64_value(&[])?),
                 (0, _) => Column::Real(row.f_double_value(&[])? as f32),
                 (_, Kind::Int64) if labels_tokens && name == "labels" => Column::PerToken(Vec::try_from(row)?),
+                (_, Kind::Int64) if name == "labels" => Column::Tokens(without_padding(Vec::try_from(row)?)),
                 (_, Kind::Int64) => Column::Tokens(Vec::try_from(row)?),
                 _ => Column::Values { shape: row.size(), values: Vec::try_from(row.f_reshape([-1])?)? },
             };
@@ -181,22 +255,51 @@ fn samples(part: &Part, labels_tokens: bool) -> Result<Vec<Sample>, TrainerError
     Ok(samples)
 }
 
+/// Labels of a text of its own, up to the last that counts.
+fn without_padding(mut labels: Vec<i64>) -> Vec<i64> {
+    let end = labels.iter().rposition(|label| *label != IGNORED).map_or(1, |last| last + 1);
+    labels.truncate(end);
+    labels
+}
+
 struct Maker {
     batch: i64,
     padded: bool,
+    fill: Option<f64>,
     device: Device,
 }
 
 impl Maker {
-    /// Tokens, and a mask that hides the last of the first row where there is to be one.
+    /// Tokens, and a mask that hides the last of the first row where there is to be one, or what rows of many lengths lack.
     fn text(&self, words: u64, length: i64) -> Result<Part, TchError> {
         let part = Part::default().with("input_ids", self.whole(words, &[self.batch, length])?);
         if !self.padded {
-            return Ok(part);
+            return self.masked(part, length);
         }
         let mask = Tensor::f_ones([self.batch, length], (Kind::Int64, Device::Cpu))?;
         let _ = mask.f_get(0)?.f_narrow(0, length - 1, 1)?.f_zero_()?;
         part.with_mask(&mask, self.device)
+    }
+
+    /// With a mask where rows have many lengths.
+    fn masked(&self, part: Part, length: i64) -> Result<Part, TchError> {
+        let Some(fill) = self.fill else { return Ok(part) };
+        part.with_mask(&self.are_tokens(length, fill, 0)?.f_to_kind(Kind::Int64)?, self.device)
+    }
+
+    /// Labels in rows of many lengths, in the order that begins with row `first` of the longest.
+    fn ignored_behind(&self, labels: &Tensor, first: i64) -> Result<Tensor, TchError> {
+        let Some(fill) = self.fill else { return Ok(labels.shallow_clone()) };
+        let are_tokens = self.are_tokens(labels.size()[1], fill, first)?.f_to_device(self.device)?;
+        labels.f_masked_fill(&are_tokens.f_logical_not()?, IGNORED)
+    }
+
+    /// [batch, length], on the CPU: whether there is a token.
+    fn are_tokens(&self, length: i64, fill: f64, first: i64) -> Result<Tensor, TchError> {
+        let lengths = lengths(self.batch, length, fill);
+        let lengths: Vec<i64> = lengths.iter().copied().cycle().skip(first as usize).take(lengths.len()).collect();
+        let positions = Tensor::f_arange(length, (Kind::Int64, Device::Cpu))?;
+        positions.f_unsqueeze(0)?.f_lt_tensor(&Tensor::f_from_slice(&lengths)?.f_unsqueeze(1)?)
     }
 
     /// Numbers from 2 to below `end`.
@@ -207,6 +310,17 @@ impl Maker {
     fn real(&self, shape: &[i64]) -> Result<Tensor, TchError> {
         Tensor::f_randn(shape, (Kind::Float, self.device))
     }
+}
+
+/// Lengths of so many rows, longest first, whose mean is about `fill` of the longest: evenly spaced quantiles of a power of what is drawn
+/// uniformly.
+fn lengths(rows: i64, longest: i64, fill: f64) -> Vec<i64> {
+    let power = 1.0 / fill - 1.0;
+    let length = |row: i64| {
+        let quantile = if row == 0 { 1.0 } else { 1.0 - (row as f64 + 0.5) / rows as f64 };
+        ((longest as f64 * quantile.powf(power)).round() as i64).max(1)
+    };
+    (0..rows).map(length).collect()
 }
 
 /// One part as often as a step has parts.
@@ -230,7 +344,8 @@ impl Parts for Repeated<'_> {
     }
 
     fn first_sample(&self, index: usize) -> i64 {
-        let samples = self.part.tensors().next().map_or(0, |(_, tensor)| tensor.size()[0]);
+        let rows = |part: &Part| part.tensors().next().map_or(0, |(_, tensor)| tensor.size()[0]);
+        let samples = self.part.packed("input_ids").map_or_else(|| rows(self.part), Packed::samples);
         index as i64 * samples
     }
 }
@@ -274,5 +389,20 @@ impl StandIn {
             thread::yield_now();
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_have_many_lengths_of_the_asked_mean() {
+        for fill in [0.1, 0.5, 0.9, 1.0] {
+            let lengths = lengths(64, 512, fill);
+            let mean = lengths.iter().sum::<i64>() as f64 / (64.0 * 512.0);
+            assert!((mean - fill).abs() < 0.01, "{mean} and {fill}");
+            assert!(lengths[0] == 512 && lengths.is_sorted_by(|one, next| one >= next) && lengths[63] >= 1);
+        }
     }
 }

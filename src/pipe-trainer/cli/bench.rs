@@ -25,7 +25,7 @@ pub enum BenchCommand {
     Parity(ParityArgs),
     /// Print digests of what dropout keeps, as one JSON object, to compare two devices
     DropoutMasks(DropoutMasksArgs),
-    /// Time training steps on random data, and print one line of JSON
+    /// Time training steps on random data, and print a line of JSON
     Steps(BenchArgs),
 }
 
@@ -51,6 +51,9 @@ pub struct ParityArgs {
     /// With gradient checkpointing
     #[arg(long)]
     pub checkpointing: bool,
+    /// With samples one behind the other, also where a training pads them: loss, gradients and outputs are those of packed samples
+    #[arg(long)]
+    pub packed: bool,
 }
 
 #[derive(Args)]
@@ -77,6 +80,10 @@ pub struct BenchArgs {
     /// With rows that are padded, so that there is a mask
     #[arg(long)]
     pub padded: bool,
+    /// Shares of the rows that are tokens, on average: rows of many lengths instead of full ones. Each share is timed twice, with rows that are padded
+    /// to the longest and with samples one behind the other, and prints two lines
+    #[arg(long, value_name = "SHARE", value_delimiter = ',', conflicts_with_all = ["padded", "sums", "trace"])]
+    pub fill_of_rows: Vec<f64>,
     /// Tokens of a row, of a T5's source
     #[arg(long, default_value_t = 512)]
     pub source: i64,
@@ -110,7 +117,7 @@ pub struct BenchArgs {
 /// The model whose steps are timed.
 #[derive(Args)]
 pub struct ModelArgs {
-    /// t5-small to t5-xl, bert-base, bert-large, clip-vit-b-32, mu-sota, llama-1b or llama-8b
+    /// t5-small to t5-xl, bert-base, bert-large, deberta-v3-base, clip-vit-b-32, mu-sota, llama-1b or llama-8b
     #[arg(long = "model", id = "model", required_unless_present = "arch")]
     pub name: Option<String>,
     /// Any architecture, as model.arch of a pipeline, instead of --model

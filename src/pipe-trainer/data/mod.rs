@@ -27,7 +27,7 @@ mod words;
 
 pub use conversations::open_questions;
 pub use language::{Pieces, Prompts, TextPieces, has_prompts};
-pub use packing::{PACKED_TENSORS, Packed};
+pub use packing::{PACKED_TENSORS, Packed, UNPACKED_TENSORS, UnpackedRows};
 pub use part::{
     ALIGNED_COLUMNS, Column, IGNORED, LOSS_WEIGHTS, Padding, Part, PartShape, Sample, next_packed_tokens, next_tokens,
     sort_longest_first,

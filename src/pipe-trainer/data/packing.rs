@@ -1,7 +1,9 @@
 //! Samples that stand one after the other in a single row, without padding: where each of them begins, where each token stands, and the tiles that
 //! attention takes one at a time.
 
-use tch::{TchError, Tensor};
+use tch::{Kind, TchError, Tensor};
+
+use crate::torch;
 
 /// Rows of a tile, as in attention.cu.
 const TILE: usize = 128;
@@ -17,7 +19,7 @@ pub struct PackedRows {
     tiles: Vec<i32>,
     /// Sample and position of each token.
     places: Vec<i32>,
-    /// Tokens of the longest sample at least.
+    /// Positions of the longest sample at least.
     longest: usize,
 }
 
@@ -122,14 +124,17 @@ impl<'a> Packed<'a> {
         self.places.size()[0]
     }
 
-    /// Tokens of the longest sample at least.
+    /// Positions of the longest sample at least.
     pub fn longest(self) -> i64 {
         self.counts.size()[0]
     }
 
-    /// Whether all samples are of one length and nothing is spare.
+    /// Whether all samples are of one length, with a token at each position, and nothing is spare.
     pub fn is_even(self) -> bool {
-        self.tokens() == self.samples() * self.longest()
+        let (samples, longest) = (self.samples(), self.longest());
+        // Where there is room for any lengths there are more tiles: then nothing is known of them.
+        let tiles = samples * (longest as u64).div_ceil(TILE as u64) as i64;
+        self.tokens() == samples * longest && self.tiles.size()[0] == tiles
     }
 
     /// The sample of each token.
@@ -180,11 +185,76 @@ impl<'a> Packed<'a> {
     }
 }
 
+/// The tensors of `UnpackedRows`.
+pub const UNPACKED_TENSORS: usize = 4;
+
+/// A row for each of some packed samples, as long as the longest, with every token at its position: distances are then as they are in padded
+/// rows, also where a mask has left tokens out.
+pub struct UnpackedRows {
+    /// [samples, longest]: the token at each position, or any where there is none.
+    tokens: Tensor,
+    /// [samples, longest]: whether there is none.
+    is_empty: Tensor,
+    /// [tokens]: where each token is among the positions of all rows.
+    positions: Tensor,
+    /// [tokens]: whether it is a spare one, which has no row.
+    is_spare: Tensor,
+}
+
+impl UnpackedRows {
+    pub fn new(packed: Packed<'_>) -> Result<Self, TchError> {
+        let (samples, longest) = (packed.samples(), packed.longest());
+        let (last, device) = (samples * longest, packed.places.device());
+        // Spare tokens share a position behind all others.
+        let sample = packed.sample_numbers()?.f_to_kind(Kind::Int64)?;
+        let positions = sample.f_mul_scalar(longest)?.f_add(&packed.positions()?)?.f_clamp_max(last)?;
+        let tokens = Tensor::f_arange(packed.tokens(), (Kind::Int64, device))?;
+        let tokens = Tensor::f_zeros([last + 1], (Kind::Int64, device))?.f_scatter(0, &positions, &tokens)?;
+        let is_empty = Tensor::f_ones([last + 1], (Kind::Bool, device))?.f_scatter_value(0, &positions, 0)?;
+        let rows = |all: Tensor| all.f_narrow(0, 0, last)?.f_view([samples, longest]);
+        Ok(Self {
+            tokens: rows(tokens)?,
+            is_empty: rows(is_empty)?,
+            positions: positions.f_clamp_max(last - 1)?,
+            is_spare: positions.f_ge(last)?,
+        })
+    }
+
+    /// In the order that `from_tensors` takes.
+    pub fn tensors(&self) -> [&Tensor; UNPACKED_TENSORS] {
+        [&self.tokens, &self.is_empty, &self.positions, &self.is_spare]
+    }
+
+    pub fn from_tensors(tensors: [&Tensor; UNPACKED_TENSORS]) -> Self {
+        let [tokens, is_empty, positions, is_spare] = tensors.map(Tensor::shallow_clone);
+        Self { tokens, is_empty, positions, is_spare }
+    }
+
+    /// [samples, longest]: where there is no token.
+    pub fn is_empty(&self) -> &Tensor {
+        &self.is_empty
+    }
+
+    /// [1, tokens, width] as [samples, longest, width]. Where there is no token is anything, and its gradient is lost.
+    pub fn unpacked(&self, packed: &Tensor) -> Result<Tensor, TchError> {
+        let rows =
+            torch::select_rows(&packed.f_squeeze_dim(0)?, &self.tokens.f_view([-1])?, &self.positions, &self.is_spare)?;
+        let (samples, longest) = self.tokens.size2()?;
+        rows.f_view([samples, longest, -1])
+    }
+
+    /// [samples, longest, width] as [1, tokens, width]. Spare tokens are anything, and their gradient is lost.
+    pub fn packed(&self, rows: &Tensor) -> Result<Tensor, TchError> {
+        let (tokens, is_empty) = (self.tokens.f_view([-1])?, self.is_empty.f_view([-1])?);
+        torch::select_rows(&rows.f_flatten(0, 1)?, &self.positions, &tokens, &is_empty)?.f_unsqueeze(0)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::collections::HashMap;
 
-    use tch::{Device, Kind};
+    use tch::Device;
 
     use super::*;
 
@@ -215,6 +285,10 @@ mod tests {
             let tensors = HashMap::from(rows.tensors().unwrap());
             let packed = Packed::find(|name| tensors.get(name)).unwrap();
             assert_eq!((packed.samples(), packed.is_even()), (samples as i64, tokens == 4));
+            // As many tokens as even samples would have.
+            let size = PackedSize { samples, tokens: samples * longest, longest, any_lengths: true };
+            let rounded = HashMap::from(PackedRows::new(&positions(&lengths), size).tensors().unwrap());
+            assert!(!Packed::find(|name| rounded.get(name)).unwrap().is_even());
             let values = Tensor::arange(2 * tokens as i64, (Kind::Float, Device::Cpu)).reshape([1, tokens as i64, 2]);
             let unpacked = packed.unpacked(&values).unwrap();
             assert_eq!(unpacked.size(), [samples as i64, longest as i64, 2]);
@@ -225,5 +299,27 @@ mod tests {
             let of_lengths: Vec<i32> = Vec::try_from(packed.lengths().unwrap()).unwrap();
             assert_eq!(of_lengths, lengths.iter().map(|length| *length as i32).collect::<Vec<_>>());
         }
+    }
+
+    /// The second sample has no token at position 0, and there are two spare tokens.
+    #[test]
+    fn rows_have_every_token_at_its_position_and_gradients_of_nothing_else() {
+        let size = PackedSize { samples: 2, tokens: 6, longest: 3, any_lengths: false };
+        let rows = PackedRows::new(&[vec![0, 1], vec![1, 2]], size);
+        let tensors = HashMap::from(rows.tensors().unwrap());
+        let rows = UnpackedRows::new(Packed::find(|name| tensors.get(name)).unwrap()).unwrap();
+        let numbers = |tensor: &Tensor| Vec::<f32>::try_from(tensor.reshape([-1]).to_kind(Kind::Float)).unwrap();
+        let values = (Tensor::arange(6, (Kind::Float, Device::Cpu)) + 1.0).reshape([1, 6, 1]).set_requires_grad(true);
+        let unpacked = rows.unpacked(&values).unwrap();
+        assert_eq!((unpacked.size(), numbers(rows.is_empty())), (vec![2, 3, 1], vec![0.0, 0.0, 1.0, 1.0, 0.0, 0.0]));
+        assert_eq!(numbers(&unpacked.masked_fill(&rows.is_empty().unsqueeze(2), 0.0)), [1.0, 2.0, 0.0, 0.0, 3.0, 4.0]);
+        let weights = Tensor::from_slice(&[10f32, 20.0, 30.0, 40.0, 50.0, 60.0]);
+        (unpacked.reshape([-1]) * &weights).sum(Kind::Float).backward();
+        assert_eq!(numbers(&values.grad()), [10.0, 20.0, 50.0, 60.0, 0.0, 0.0]);
+        let whole = weights.reshape([2, 3, 1]).set_requires_grad(true);
+        let packed = rows.packed(&whole).unwrap();
+        assert_eq!((packed.size(), numbers(&packed.narrow(1, 0, 4))), (vec![1, 6, 1], vec![10.0, 20.0, 50.0, 60.0]));
+        (packed * values.detach()).sum(Kind::Float).backward();
+        assert_eq!(numbers(&whole.grad()), [1.0, 2.0, 0.0, 0.0, 3.0, 4.0]);
     }
 }

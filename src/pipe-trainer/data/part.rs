@@ -16,6 +16,9 @@ pub const IGNORED: i64 = -100;
 /// 1 where there is a token, 0 where there is padding.
 const MASK: &str = "attention_mask";
 
+/// Padding is little up to a part of the rows like this.
+const LITTLE_PADDING: usize = 16;
+
 /// Columns with one number for each token of `input_ids`.
 pub const ALIGNED_COLUMNS: [&str; 2] = [MASK, "token_type_ids"];
 
@@ -131,6 +134,8 @@ struct Packing {
     batch: usize,
     /// Whether every sample is as long as the longest that there may be.
     in_full_length: bool,
+    /// Whether the model unpacks them for its attention: rows that are padded to the longest decide how much a part holds.
+    unpacks: bool,
 }
 
 impl PartShape {
@@ -141,7 +146,12 @@ impl PartShape {
     /// The same without padding, for a model that takes samples one behind the other. A part may hold so many samples of full length.
     pub fn packed(mut self, batch: u32) -> Self {
         self.paddings.iter_mut().for_each(|padding| padding.length = None);
-        Self { packing: Some(Packing { batch: batch as usize, in_full_length: false }), ..self }
+        Self { packing: Some(Packing { batch: batch as usize, in_full_length: false, unpacks: false }), ..self }
+    }
+
+    /// The same for a model that unpacks samples for its attention.
+    pub fn unpacked_for_attention(self) -> Self {
+        Self { packing: self.packing.map(|packing| Packing { unpacks: true, ..packing }), ..self }
     }
 
     /// The same with a row for each sample.
@@ -203,9 +213,12 @@ impl PartShape {
         }
     }
 
-    /// The layout that decides how much a part holds. On a card attention goes by sample too; elsewhere it is computed in rows that are padded to the longest.
+    /// The layout that decides how much a part holds. Where attention does not go by sample too, it is computed in rows that are padded to the longest.
     pub fn layout(&self) -> Layout {
-        if self.packing.is_some() && self.device.is_cuda() { Layout::Packed } else { Layout::Padded }
+        match self.packing {
+            Some(packing) if self.device.is_cuda() && !packing.unpacks => Layout::Packed,
+            _ => Layout::Padded,
+        }
     }
 
     fn packed_length(&self, name: &str, length: usize) -> usize {
@@ -236,7 +249,9 @@ impl PartShape {
     }
 
     pub fn collate(&self, samples: &[Sample]) -> Result<Part, TchError> {
-        if let Some(packing) = self.packing {
+        if let Some(packing) = self.packing
+            && !(packing.unpacks && self.is_nearly_full(samples))
+        {
             return self.pack(samples, packing);
         }
         let mut part = Part::default();
@@ -252,6 +267,16 @@ impl PartShape {
             };
         }
         Ok(part)
+    }
+
+    /// Whether padded rows of these samples would have so little padding that it is less work than to unpack them.
+    fn is_nearly_full(&self, samples: &[Sample]) -> bool {
+        let (mut whole, mut used) = (0, 0);
+        for (name, columns) in self.each_column(samples) {
+            whole += columns.len() * self.length(name, &columns);
+            used += columns.iter().map(|column| self.packed_length(name, tokens(column).len())).sum::<usize>();
+        }
+        whole - used <= whole / LITTLE_PADDING
     }
 
     /// Tokens one sample behind the other, with the rows of each column that has some of its own.
@@ -310,7 +335,9 @@ impl PartShape {
     }
 
     fn packed_size(&self, name: &str, positions: &[Vec<usize>], samples: usize, packing: Packing) -> PackedSize {
-        let longest = positions.iter().map(Vec::len).max().unwrap_or(0).max(1);
+        // Positions are in order.
+        let last = positions.iter().filter_map(|positions| positions.last()).max();
+        let longest = last.map_or(1, |last| last + 1).next_multiple_of(self.multiple);
         let most = self.padding(name).map_or(longest, |padding| padding.most);
         PackedSize {
             samples,
@@ -328,7 +355,7 @@ impl PartShape {
     fn length(&self, name: &str, columns: &[&Column]) -> usize {
         let longest = columns.iter().map(|column| tokens(column).len()).max().unwrap_or(0).max(1);
         if self.packing.is_some() {
-            return self.packed_length(name, longest);
+            return self.packed_length(name, longest).next_multiple_of(self.multiple);
         }
         let fixed = self.padding(name).and_then(|padding| padding.length);
         fixed.unwrap_or_else(|| {
@@ -568,9 +595,15 @@ mod tests {
             (Layout::Packed, 3),
             "7 tokens of 3 samples"
         );
+        assert_eq!(part.packed("input_ids").unwrap().longest(), 3, "one more than the last position");
+        let unpacked = on_card.in_multiples_of(8).unpacked_for_attention();
+        assert_eq!((unpacked.layout(), unpacked.row_lengths(&three).source), (Layout::Padded, 8));
+        let on_cpu = shape.clone().unpacked_for_attention();
+        let is_packed = |samples| on_cpu.collate(samples).unwrap().packed("input_ids").is_some();
+        assert!(is_packed(&three) && !is_packed(&three[1..]), "rows of one length are rows as before");
         let rounded = shape.clone().in_few_lengths().collate(&samples).unwrap();
         assert_eq!(rounded.get("input_ids").unwrap().size(), [1, 64]);
-        assert_eq!((rounded.packed("input_ids").unwrap().longest(), rounded.packed("next").unwrap().longest()), (2, 4));
+        assert_eq!((rounded.packed("input_ids").unwrap().longest(), rounded.packed("next").unwrap().longest()), (4, 4));
         let full = shape.in_full_length();
         assert_eq!(full.collate(&samples[1..]).unwrap().get("next").unwrap().size(), [1, 7]);
     }

@@ -5,7 +5,7 @@ use tch::{Device, Kind, Tensor};
 
 use super::pass::Pass;
 use super::setup::hidden_score;
-use crate::data::{Packed, Part};
+use crate::data::{PACKED_TENSORS, Packed, Part};
 use crate::error::TrainerError;
 use crate::torch::{self, Dropped};
 
@@ -23,6 +23,16 @@ pub struct Scores<'a> {
     /// Where the samples of queries and of keys stand, if they are packed: then all are [1, heads, tokens, width]. Masks and biases are those of
     /// samples that each have a row.
     pub packed: Option<[Packed<'a>; 2]>,
+}
+
+impl<'a> Scores<'a> {
+    /// The scores by the tensors that blocks are given beside their input: where packed samples stand or, where there is padding, what hides it.
+    pub fn of_rows(rows: &[&'a Tensor]) -> Self {
+        match <[&Tensor; PACKED_TENSORS]>::try_from(rows) {
+            Ok(tensors) => Self { packed: Some([Packed::from_tensors(tensors); 2]), ..Self::default() },
+            Err(_) => Self { key_mask: rows.first().copied(), ..Self::default() },
+        }
+    }
 }
 
 /// [batch, heads, queries, width], with a part of its weights dropped. Heads of keys and values may be shared by several of queries.

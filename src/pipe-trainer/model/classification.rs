@@ -15,6 +15,14 @@ pub fn part_loss_sum(logits: &Tensor, part: &Part) -> Result<Tensor, TrainerErro
     Ok(losses.f_mul(weights)?.f_sum(Kind::Float)?)
 }
 
+/// The output of a model with a row for each sample, where there is one for each token.
+pub fn unpacked(part: &Part, output: Tensor, is_by_token: bool) -> Result<Tensor, TrainerError> {
+    match part.packed("input_ids").filter(|_| is_by_token) {
+        Some(packed) => Ok(packed.unpacked(&output)?),
+        None => Ok(output),
+    }
+}
+
 /// Labels in the unit of a model's logits: numbers standardised, classes as they are.
 pub fn standardised(labels: &Tensor, unit: LabelUnit) -> Result<Tensor, TrainerError> {
     if !labels.is_floating_point() || unit == LabelUnit::default() {

@@ -56,8 +56,18 @@ pub trait Model {
         None
     }
 
-    /// Whether parts of a training have their samples one behind the other, without padding. Parts with a row for each sample are computed as well.
+    /// Whether it computes parts whose samples stand one behind the other, without padding, beside those with a row for each sample.
+    fn takes_packed(&self) -> bool {
+        false
+    }
+
+    /// Whether parts of a training are such.
     fn packs(&self) -> bool {
+        false
+    }
+
+    /// Whether packed samples become rows for attention, padded to the longest: these decide how much a part holds.
+    fn unpacks_for_attention(&self) -> bool {
         false
     }
 

@@ -287,21 +287,21 @@ pub struct PreNormLayer {
 }
 
 impl PreNormLayer {
-    fn attend(&self, hidden: &Tensor, mask: Option<&Tensor>, pass: Pass) -> Result<Product<'_>, TrainerError> {
+    fn attend(&self, hidden: &Tensor, scores: Scores<'_>, pass: Pass) -> Result<Product<'_>, TrainerError> {
         let [q, k, v] = together(hidden, self.queries_keys_values.each_ref(), pass)?;
         let [q, k, v] = [split_heads(&q, self.heads)?, split_heads(&k, self.heads)?, split_heads(&v, self.heads)?];
-        let is_causal = self.is_causal && mask.is_none_or(|mask| mask.dim() == 1);
-        let attended = attend([&q, &k, &v], Scores { is_causal, key_mask: mask, ..Scores::default() }, pass)?;
+        let is_causal = self.is_causal && scores.key_mask.is_none_or(|mask| mask.dim() == 1);
+        let attended = attend([&q, &k, &v], Scores { is_causal, ..scores }, pass)?;
         self.attention_output.product(&merge_heads(&attended)?, pass)
     }
 }
 
 impl Block for PreNormLayer {
-    /// `inputs` are hidden states, and a mask where there is one. What flows through keeps its kind.
+    /// `inputs` are hidden states, and where packed samples stand or a mask where there is one. What flows through keeps its kind.
     fn forward(&self, inputs: &[&Tensor], pass: Pass) -> Result<Tensor, TrainerError> {
         let [before, after] = &self.norms;
         let normed = before.forward_as(inputs[0], pass.compute)?;
-        let attended = self.attend(&normed, inputs.get(1).copied(), pass)?;
+        let attended = self.attend(&normed, Scores::of_rows(&inputs[1..]), pass)?;
         let pass = pass.dropping(self.hidden_dropout);
         let (hidden, normed) = after.between(&attended, inputs[0], pass)?;
         pass.drop_add(&self.feed_forward.forward(&normed, pass)?, &hidden)

@@ -83,6 +83,23 @@ inline Tensor drop_weights(const Tensor& in, const Dropped& dropped) {
   return out;
 }
 
+// --- Rows in another order ------------------------------------------------------------------------------------------------
+
+// Row i is row `from[i]` of `in`, [rows, width]. Row i of the gradient is row `back[i]`, or zero where `lost[i]`: a row of `in` that stands in
+// several places counts in one of them. As a gradient of torch's own, all of them would be added up by many threads.
+struct SelectRows : torch::autograd::Function<SelectRows> {
+  static Tensor forward(AutogradContext* ctx, Tensor in, Tensor from, Tensor back, Tensor lost) {
+    ctx->save_for_backward({back, lost});
+    return in.index_select(0, from);
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list gradients) {
+    auto saved = ctx->get_saved_variables();
+    auto d_in = gradients[0].index_select(0, saved[0]).masked_fill_(saved[1].unsqueeze(1), 0);
+    return {d_in, Tensor(), Tensor(), Tensor()};
+  }
+};
+
 // --- norm(residual + dropped (in + in_bias)) -------------------------------------------------------------------------------
 // Without `in` the norm of the residual. Gives the norm, and where `keeps` is set the sum as well.
 

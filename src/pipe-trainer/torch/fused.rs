@@ -287,6 +287,23 @@ pub fn gelu_feed_forward(input: &Tensor, [w1, b1, w2, b2]: [&Tensor; 4], rows: i
 }
 
 unsafe extern "C" {
+    fn pipe_select_rows(
+        input: *mut C_tensor,
+        from: *mut C_tensor,
+        back: *mut C_tensor,
+        lost: *mut C_tensor,
+        out: *mut *mut C_tensor,
+    ) -> *mut c_char;
+}
+
+/// Rows of `input` [rows, width] by their numbers `from`. The gradient is selected as well, by `back`, and is zero where `lost` is true: of the places
+/// that a row stands in one counts.
+pub fn select_rows(input: &Tensor, from: &Tensor, back: &Tensor, lost: &Tensor) -> Result<Tensor, TchError> {
+    // SAFETY: the pointers are of living tensors.
+    returned(|out| unsafe { pipe_select_rows(pointer(input), pointer(from), pointer(back), pointer(lost), out) })
+}
+
+unsafe extern "C" {
     fn pipe_attention(
         q: *mut C_tensor,
         k: *mut C_tensor,

@@ -14,7 +14,7 @@ pub use card::{
 pub use dropout::{Dropped, chunked_attention, drop_add};
 pub use fused::{
     AddNorm, Attention, FeedForward, checkpoint, gated_activation, gelu_feed_forward, has_attention, linear,
-    linear_cross_entropy, linears, linears_and_residual, rms_norm, turn,
+    linear_cross_entropy, linears, linears_and_residual, rms_norm, select_rows, turn,
 };
 pub use optimizer::{AdamWGroup, AdamWStep, adamw, adamw_bf16, round_to_bf16, set_gradient, total_norm};
 pub use ranks::{BucketSums, Link, Waits, rendezvous};

@@ -348,6 +348,10 @@ char* pipe_turn(Tensor* heads, Tensor* cosines, Tensor* sines, Tensor** out) {
   return guarded([&] { *out = turn_fits(*heads, *cosines, *sines) ? new Tensor(Turn::apply(*heads, *cosines, *sines)) : nullptr; });
 }
 
+char* pipe_select_rows(Tensor* in, Tensor* from, Tensor* back, Tensor* lost, Tensor** out) {
+  return guarded([&] { *out = new Tensor(SelectRows::apply(*in, *from, *back, *lost)); });
+}
+
 // Null where there is no kernel for it. `bias` and `lengths` may be null.
 // `packing` are offsets and tiles of the queries, then those of the keys; all null where samples are rows of a rectangle.
 char* pipe_attention(Tensor* q, Tensor* k, Tensor* v, Tensor* bias, Tensor* lengths, Tensor** packing, bool is_causal, double scale,

@@ -50,11 +50,13 @@ impl StepSplitter {
             true => shape.in_few_lengths(),
             false => shape,
         };
-        let shape = if model.packs() { shape.packed(session.spec.train.batch()) } else { shape };
+        let shape = match (model.packs(), model.unpacks_for_attention()) {
+            (true, false) => shape.packed(session.spec.train.batch()),
+            (true, true) => shape.packed(session.spec.train.batch()).unpacked_for_attention(),
+            (false, _) => shape,
+        };
         if model.packs() && session.spec.data.pad == Pad::Max {
-            tracing::warn!(
-                "data.pad: max changes nothing: this model trains on samples that stand one behind the other, without padding"
-            );
+            tracing::warn!("data.pad: max changes nothing: samples stand one behind the other, without padding");
         }
         // Nothing is counted on where parts of another size are another training.
         let capacity = hardware.card_capacity().filter(|_| model.depends_on_batch().is_none());

@@ -16,7 +16,7 @@ use super::layers::{LayerNorm, Linear, PostNormOutput, merge_heads, split_heads,
 use super::pass::{self, Mode, Pass};
 use super::setup::{Setup, Start};
 use super::weights::{SharedTensor, Weights};
-use crate::data::{PACKED_TENSORS, Packed, Part};
+use crate::data::{Packed, Part};
 use crate::error::TrainerError;
 
 pub struct Bert {
@@ -106,7 +106,7 @@ impl Model for Bert {
     /// [batch, labels], or [batch, length, labels] where tokens have labels.
     fn logits(&self, part: &Part, mode: Mode) -> Result<Tensor, TrainerError> {
         let logits = self.labels(part, mode)?;
-        unpacked(part, logits, self.config.labels_tokens)
+        classification::unpacked(part, logits, self.config.labels_tokens)
     }
 
     fn loss_sum(&self, part: &Part, mode: Mode) -> Result<Tensor, TrainerError> {
@@ -115,6 +115,10 @@ impl Model for Bert {
 
     fn config(&self) -> Map<String, Value> {
         self.config.export()
+    }
+
+    fn takes_packed(&self) -> bool {
+        true
     }
 
     fn packs(&self) -> bool {
@@ -136,15 +140,7 @@ impl Model for Bert {
 
 impl Encoder for Bert {
     fn last_hidden_state(&self, part: &Part) -> Result<Tensor, TrainerError> {
-        unpacked(part, self.encode(part, self.pass(Mode::Eval))?, true)
-    }
-}
-
-/// With a row for each sample, where it is one for each token.
-fn unpacked(part: &Part, output: Tensor, is_by_token: bool) -> Result<Tensor, TrainerError> {
-    match part.packed("input_ids").filter(|_| is_by_token) {
-        Some(packed) => Ok(packed.unpacked(&output)?),
-        None => Ok(output),
+        classification::unpacked(part, self.encode(part, self.pass(Mode::Eval))?, true)
     }
 }
 
@@ -245,11 +241,7 @@ impl Layer {
 impl pass::Block for Layer {
     /// `inputs` are hidden states and where packed samples stand or, where there is padding, what hides it.
     fn forward(&self, inputs: &[&Tensor], pass: Pass) -> Result<Tensor, TrainerError> {
-        let rows = &inputs[1..];
-        let scores = match <[&Tensor; PACKED_TENSORS]>::try_from(rows) {
-            Ok(tensors) => Scores { packed: Some([Packed::from_tensors(tensors); 2]), ..Scores::default() },
-            Err(_) => Scores { key_mask: rows.first().copied(), ..Scores::default() },
-        };
+        let scores = Scores::of_rows(&inputs[1..]);
         let ([q, k, v], hidden) = together_and_residual(inputs[0], [&self.query, &self.key, &self.value], pass)?;
         let [q, k, v] = [split_heads(&q, self.heads)?, split_heads(&k, self.heads)?, split_heads(&v, self.heads)?];
         let attended = attend([&q, &k, &v], scores, pass.dropping(self.attention_dropout))?;

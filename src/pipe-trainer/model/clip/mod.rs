@@ -7,13 +7,13 @@ use pipe_model::clip::{ClipConfig, TextConfig, TowerConfig, VisionConfig, parame
 use serde_json::{Map, Value};
 use tch::{Kind, Reduction, Tensor};
 
-use super::attention::{key_lengths, row_multiple};
+use super::attention::{self, key_lengths, row_multiple};
 use super::interface::{Contrastive, Embeddings, Model};
 use super::layers::{FeedForward, LayerNorm, Linear, PreNormLayer};
 use super::pass::{Mode, Pass};
 use super::setup::{Setup, Start, hidden_score};
 use super::weights::{SharedTensor, Weights};
-use crate::data::Part;
+use crate::data::{Packed, Part};
 use crate::error::TrainerError;
 
 pub struct Clip {
@@ -75,6 +75,15 @@ impl Model for Clip {
         self.config.export()
     }
 
+    fn takes_packed(&self) -> bool {
+        true
+    }
+
+    fn packs(&self) -> bool {
+        let width = self.config.text_config.tower.head_width();
+        attention::packs(self.setup.kinds.compute, self.setup.device, width)
+    }
+
     fn row_multiple(&self) -> usize {
         row_multiple(self.setup.kinds.compute, self.setup.device, self.config.text_config.tower.head_width())
     }
@@ -127,12 +136,13 @@ impl Encoder {
         Self { layers: (0..config.num_hidden_layers).map(layer).collect(), first }
     }
 
-    /// `mask` is lengths, or added to the scores and then says also what causality says.
-    pub fn forward(&self, hidden: &Tensor, mask: Option<&Tensor>, pass: Pass) -> Result<Tensor, TrainerError> {
+    /// `rows` are where packed samples stand, or a mask where there is one: lengths, or what is added to the scores and then says also what
+    /// causality says.
+    pub fn forward(&self, hidden: &Tensor, rows: &[&Tensor], pass: Pass) -> Result<Tensor, TrainerError> {
         let mut hidden = hidden.shallow_clone();
         for (index, layer) in self.layers.iter().enumerate() {
             let mut inputs = vec![&hidden];
-            inputs.extend(mask);
+            inputs.extend(rows);
             hidden = pass.block(layer, self.first + index as u64, &inputs)?;
         }
         Ok(hidden)
@@ -186,6 +196,14 @@ impl TextTower {
     /// [samples, hidden_size]. Without a mask the padding is behind each text, where causal attention never looks.
     pub fn forward(&self, part: &Part, pass: Pass) -> Result<Tensor, TrainerError> {
         let input_ids = part.get("input_ids")?;
+        if let Some(packed) = part.packed("input_ids") {
+            // Spare tokens may be at any position.
+            let positions = packed.positions()?.f_clamp_max(self.position_embedding.size()[0] - 1)?;
+            let positions = Tensor::f_embedding(&self.position_embedding, &positions, -1, false, false)?;
+            let hidden = self.embed(input_ids)?.f_add(&positions)?;
+            let hidden = self.encoder.forward(&hidden, &packed.tensors(), pass.through(Some(packed)))?;
+            return self.pooled(&hidden, &packed.starts()?, &ids_of_samples(packed, input_ids)?);
+        }
         let length = self.length(input_ids)?;
         let input_ids = input_ids.f_narrow(1, 0, length)?;
         let mask = match (key_lengths(part, pass.compute, self.head_width), part.find("attention_mask")) {
@@ -193,11 +211,16 @@ impl TextTower {
             (None, Some(mask)) => Some(causal_mask(&mask.f_narrow(1, 0, length)?, pass.compute)?),
             (None, None) => None,
         };
-        let tokens = Tensor::f_embedding(&self.token_embedding, &input_ids, -1, false, false)?;
-        let hidden = tokens.f_add(&self.position_embedding.f_narrow(0, 0, length)?)?;
-        let hidden = self.encoder.forward(&hidden, mask.as_ref(), pass)?;
-        // A norm is of each position alone, so only those that are used are normed.
-        self.final_layer_norm.forward(&self.ends(&hidden, &input_ids)?)
+        let hidden = self.embed(&input_ids)?.f_add(&self.position_embedding.f_narrow(0, 0, length)?)?;
+        let rows: Vec<&Tensor> = mask.iter().collect();
+        let hidden = self.encoder.forward(&hidden, &rows, pass)?;
+        let samples = input_ids.size2()?.0;
+        let starts = Tensor::f_arange(samples, (Kind::Int64, hidden.device()))?.f_mul_scalar(length)?;
+        self.pooled(&hidden, &starts, &input_ids)
+    }
+
+    fn embed(&self, input_ids: &Tensor) -> Result<Tensor, TrainerError> {
+        Ok(Tensor::f_embedding(&self.token_embedding, input_ids, -1, false, false)?)
     }
 
     /// On a card rows may be padded to a round length, beyond the last position; behind that is only padding.
@@ -206,17 +229,23 @@ impl TextTower {
         Ok(if input_ids.device().is_cuda() { length.min(positions) } else { length })
     }
 
-    /// [samples, hidden_size] of [samples, length, hidden_size]: the position of each end token.
-    fn ends(&self, hidden: &Tensor, input_ids: &Tensor) -> Result<Tensor, TrainerError> {
-        let (samples, length, width) = hidden.size3()?;
+    /// [samples, hidden_size]: the end token of each sample, whose tokens begin at `starts` among all of `hidden` and are `ids` [samples, length].
+    fn pooled(&self, hidden: &Tensor, starts: &Tensor, ids: &Tensor) -> Result<Tensor, TrainerError> {
         // The first of equals, so padding with the end token does no harm.
-        let positions = match self.eos_token_id {
-            Some(token) => input_ids.f_eq(token)?.f_to_kind(Kind::Int)?.f_argmax(1, false)?,
-            None => input_ids.f_argmax(1, false)?,
+        let ends = match self.eos_token_id {
+            Some(token) => ids.f_eq(token)?.f_to_kind(Kind::Int)?.f_argmax(1, false)?,
+            None => ids.f_argmax(1, false)?,
         };
-        let starts = Tensor::f_arange(samples, (Kind::Int64, hidden.device()))?.f_mul_scalar(length)?;
-        Ok(hidden.f_reshape([-1, width])?.f_index_select(0, &starts.f_add(&positions)?)?)
+        let ends = hidden.f_flatten(0, 1)?.f_index_select(0, &ends.f_add(starts)?)?;
+        // A norm is of each position alone, so only those that are used are normed.
+        self.final_layer_norm.forward(&ends)
     }
+}
+
+/// [samples, length]: the tokens of packed samples with a row for each, and -1 behind them.
+fn ids_of_samples(packed: Packed<'_>, input_ids: &Tensor) -> Result<Tensor, TrainerError> {
+    let behind = packed.counts.f_unsqueeze(0)?.f_ge_tensor(&packed.lengths()?.f_unsqueeze(1)?)?;
+    Ok(packed.unpacked(input_ids)?.f_masked_fill(&behind, -1)?)
 }
 
 /// [samples, 1, length, length]: no position sees a later one, nor one without a token.
@@ -260,7 +289,7 @@ impl VisionTower {
         let (samples, _, width) = patches.size3()?;
         let class = self.class_embedding.f_expand([samples, 1, width], false)?;
         let hidden = Tensor::f_cat(&[class, patches], 1)?.f_add(&self.position_embedding)?;
-        let hidden = self.encoder.forward(&self.pre_layrnorm.forward(&hidden)?, None, pass)?;
+        let hidden = self.encoder.forward(&self.pre_layrnorm.forward(&hidden)?, &[], pass)?;
         self.post_layernorm.forward(&hidden.f_select(1, 0)?)
     }
 

@@ -6,6 +6,7 @@
 use pipe_model::deberta::{DebertaConfig, Relative};
 use tch::{Device, Kind, Tensor};
 
+use crate::data::UnpackedRows;
 use crate::error::TrainerError;
 use crate::model::attention::{Scores, attend};
 use crate::model::layers::{Linear, merge_heads, split_heads, together};
@@ -56,15 +57,20 @@ impl Attention {
         }
     }
 
-    /// [batch, length, hidden_size]; `mask`, [batch, 1, length, length], is added to the scores.
+    /// [batch, length, hidden_size]; `mask`, [batch, 1, length, length], is added to the scores. Packed samples, [1, tokens, hidden_size], are `rows`
+    /// for a moment.
     pub fn forward(
         &self,
         hidden: &Tensor,
         mask: Option<&Tensor>,
         distances: Option<Distances<'_>>,
+        rows: Option<&UnpackedRows>,
         pass: Pass,
     ) -> Result<Tensor, TrainerError> {
-        let [q, k, v] = together(hidden, [&self.query, &self.key, &self.value], pass)?;
+        let [mut q, mut k, mut v] = together(hidden, [&self.query, &self.key, &self.value], pass)?;
+        if let Some(rows) = rows {
+            (q, k, v) = (rows.unpacked(&q)?, rows.unpacked(&k)?, rows.unpacked(&v)?);
+        }
         let bias = distances.map(|distances| self.bias(&q, &k, distances, pass)).transpose()?.flatten();
         let bias = match (bias, mask) {
             (Some(bias), Some(mask)) => Some(bias.f_add(mask)?),
@@ -73,7 +79,8 @@ impl Attention {
         let [q, k, v] = [split_heads(&q, self.heads)?, split_heads(&k, self.heads)?, split_heads(&v, self.heads)?];
         let pass = pass.dropping(self.dropout);
         let scores = Scores { scale: Some(self.scale), key_mask: bias.as_ref(), ..Scores::default() };
-        merge_heads(&attend([&q, &k, &v], scores, pass)?)
+        let attended = merge_heads(&attend([&q, &k, &v], scores, pass)?)?;
+        Ok(rows.map(|rows| rows.packed(&attended)).transpose()?.unwrap_or(attended))
     }
 
     /// The parts of scores by distance, [batch, heads, length, length]. Its rows are whole in memory, as fused attention wants.

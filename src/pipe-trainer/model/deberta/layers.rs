@@ -6,6 +6,7 @@ use pipe_model::deberta::{ConvConfig, DebertaConfig};
 use tch::{Kind, Tensor};
 
 use super::attention::{Attention, Distances};
+use crate::data::{Packed, Part, UNPACKED_TENSORS, UnpackedRows};
 use crate::error::TrainerError;
 use crate::model::layers::{LayerNorm, Linear, PostNormOutput, activate};
 use crate::model::pass::{self, Pass};
@@ -35,22 +36,20 @@ impl Embeddings {
     }
 
     /// In the kind of the weights; padding becomes 0. Tokens without types are all of the first.
-    pub fn forward(
-        &self,
-        input_ids: &Tensor,
-        token_type_ids: Option<&Tensor>,
-        attention_mask: Option<&Tensor>,
-        pass: Pass,
-    ) -> Result<Tensor, TrainerError> {
+    pub fn forward(&self, part: &Part, pass: Pass) -> Result<Tensor, TrainerError> {
+        let input_ids = part.get("input_ids")?;
         let mut embedded = Tensor::f_embedding(&self.word_embeddings, input_ids, self.pad_token_id, false, false)?;
         if let Some(table) = &self.position_embeddings {
             let (last, length) = (table.size()[0] - 1, input_ids.size2()?.1);
             // Padding may reach beyond the last position; it is masked.
-            let counted = Tensor::f_arange(length, (Kind::Int64, input_ids.device()))?.f_clamp_max(last)?;
-            embedded = embedded.f_add(&Tensor::f_embedding(table, &counted, -1, false, false)?)?;
+            let counted = match part.packed("input_ids") {
+                Some(packed) => packed.positions()?,
+                None => Tensor::f_arange(length, (Kind::Int64, input_ids.device()))?,
+            };
+            embedded = embedded.f_add(&Tensor::f_embedding(table, &counted.f_clamp_max(last)?, -1, false, false)?)?;
         }
         if let Some(table) = &self.token_type_embeddings {
-            let types = match token_type_ids {
+            let types = match part.find("token_type_ids") {
                 Some(types) => Tensor::f_embedding(table, types, -1, false, false)?,
                 None => table.f_narrow(0, 0, 1)?,
             };
@@ -60,7 +59,7 @@ impl Embeddings {
             embedded = projection.forward(&embedded, pass)?.f_to_kind(self.word_embeddings.kind())?;
         }
         let mut normed = self.layer_norm.forward(&embedded)?;
-        if let Some(mask) = attention_mask {
+        if let Some(mask) = part.find("attention_mask") {
             normed = normed.f_mul(&mask.f_unsqueeze(2)?.f_to_kind(normed.kind())?)?;
         }
         pass.drop_out(&normed)
@@ -85,8 +84,8 @@ impl Layer {
 }
 
 impl pass::Block for Layer {
-    /// `inputs` are hidden states; with relative attention the embeddings of distances and the rows of these; and where there
-    /// is padding, what is added to scores.
+    /// `inputs` are hidden states; with relative attention the embeddings of distances and the rows of these; where there is padding, what is added
+    /// to scores; and the rows that packed samples are for attention.
     fn forward(&self, inputs: &[&Tensor], pass: Pass) -> Result<Tensor, TrainerError> {
         let (hidden, distances, rest) = match inputs {
             [hidden, embeddings, rows, rest @ ..] if self.relative => {
@@ -95,9 +94,15 @@ impl pass::Block for Layer {
             [hidden, rest @ ..] => (*hidden, None, rest),
             [] => panic!("a layer without an input"),
         };
-        let attended = self.attention.forward(hidden, rest.first().copied(), distances, pass)?;
+        let rows = rest.get(1..).and_then(unpacked_rows);
+        let attended = self.attention.forward(hidden, rest.first().copied(), distances, rows.as_ref(), pass)?;
         self.output.forward(&attended, hidden, pass)
     }
+}
+
+/// The rows of packed samples, where `inputs` of a block are these.
+fn unpacked_rows(inputs: &[&Tensor]) -> Option<UnpackedRows> {
+    <[&Tensor; UNPACKED_TENSORS]>::try_from(inputs).ok().map(UnpackedRows::from_tensors)
 }
 
 /// A convolution of the embeddings, added to what the first layer gave.
@@ -121,18 +126,26 @@ impl Conv {
 }
 
 impl pass::Block for Conv {
-    /// `inputs` are what the first layer gave, the embeddings and, where there is padding, the mask, [batch, length].
+    /// `inputs` are what the first layer gave, the embeddings and, where there is padding, the mask, [batch, length], or where samples are packed, their
+    /// rows: none of them reaches into another.
     fn forward(&self, inputs: &[&Tensor], pass: Pass) -> Result<Tensor, TrainerError> {
         let (output, embeddings) = (inputs[0], inputs[1]);
-        let mask = inputs.get(2).map(|mask| mask.f_unsqueeze(2)?.f_to_kind(pass.compute)).transpose()?;
+        let rows = unpacked_rows(&inputs[2..]);
+        let mask = inputs.get(2).filter(|_| rows.is_none());
+        let mask = mask.map(|mask| mask.f_unsqueeze(2)?.f_to_kind(pass.compute)).transpose()?;
         let masked = |tensor: Tensor| match &mask {
             Some(mask) => tensor.f_mul(mask),
             None => Ok(tensor),
         };
         let (weight, bias) = (self.weight.f_to_kind(pass.compute)?, self.bias.f_to_kind(pass.compute)?);
         let ConvConfig { kernel_size, groups, activation } = self.config;
-        let input = embeddings.f_to_kind(pass.compute)?.f_transpose(1, 2)?;
+        let mut input = embeddings.f_to_kind(pass.compute)?;
+        if let Some(rows) = &rows {
+            input = rows.unpacked(&input)?.f_masked_fill(&rows.is_empty().f_unsqueeze(2)?, 0.0)?;
+        }
+        let input = input.f_transpose(1, 2)?;
         let found = input.f_conv1d(&weight, Some(&bias), [1], [kernel_size / 2], [1], groups)?.f_transpose(1, 2)?;
+        let found = rows.as_ref().map(|rows| rows.packed(&found)).transpose()?.unwrap_or(found);
         let found = activate(activation, &pass.drop_out(&masked(found)?)?)?;
         Ok(masked(self.norm.forward(&output.f_add(&found)?.f_contiguous()?)?)?)
     }
@@ -159,14 +172,17 @@ impl Head {
         }
     }
 
-    pub fn forward(&self, hidden: &Tensor, pass: Pass) -> Result<Tensor, TrainerError> {
-        let pooled = match &self.pooler {
-            Some(pooler) => {
-                let first = pass.dropping(self.pooler_dropout).drop_out(&hidden.f_select(1, 0)?)?;
-                activate(self.activation, &pooler.forward(&first, pass)?)?
-            }
-            None => hidden.shallow_clone(),
+    pub fn forward(&self, hidden: &Tensor, packed: Option<Packed<'_>>, pass: Pass) -> Result<Tensor, TrainerError> {
+        let Some(pooler) = &self.pooler else {
+            let dropped = pass.through(packed).dropping(self.dropout).drop_out(hidden)?;
+            return self.classifier.forward(&dropped, pass);
         };
+        let first = match packed {
+            Some(packed) => hidden.f_squeeze_dim(0)?.f_index_select(0, &packed.starts()?)?,
+            None => hidden.f_select(1, 0)?,
+        };
+        let first = pass.dropping(self.pooler_dropout).drop_out(&first)?;
+        let pooled = activate(self.activation, &pooler.forward(&first, pass)?)?;
         self.classifier.forward(&pass.dropping(self.dropout).drop_out(&pooled)?, pass)
     }
 }

@@ -18,7 +18,7 @@ use super::layers::LayerNorm;
 use super::pass::{Mode, Pass};
 use super::setup::{Setup, Start, hidden_score};
 use super::weights::{SharedTensor, Weights};
-use crate::data::Part;
+use crate::data::{Packed, Part, UnpackedRows};
 use crate::error::TrainerError;
 
 pub struct Deberta {
@@ -83,12 +83,19 @@ impl Deberta {
         })
     }
 
-    /// [batch, length, hidden_size]
+    /// [batch, length, hidden_size], or [1, tokens, hidden_size] of packed samples.
     fn encode(&self, part: &Part, pass: Pass) -> Result<Tensor, TrainerError> {
-        let pass = pass.dropping(self.dropout.hidden);
-        let (ids, types) = (part.get("input_ids")?, part.find("token_type_ids"));
+        let (ids, packed) = (part.get("input_ids")?, part.packed("input_ids"));
+        let pass = pass.dropping(self.dropout.hidden).through(packed);
+        // Where positions matter, packed samples are these rows.
+        let unpacked = packed.map(UnpackedRows::new).transpose()?;
+        let of_rows: Vec<&Tensor> = unpacked.iter().flat_map(UnpackedRows::tensors).collect();
         let mask = part.find("attention_mask");
-        let embedded = self.embeddings.forward(ids, types, mask, pass.for_block(0))?.f_to_kind(pass.compute)?;
+        let are_tokens = match &unpacked {
+            Some(rows) => Some(rows.is_empty().f_logical_not()?),
+            None => mask.map(|mask| mask.f_ne(0)).transpose()?,
+        };
+        let embedded = self.embeddings.forward(part, pass.for_block(0))?.f_to_kind(pass.compute)?;
         // All layers are given these beside the hidden states.
         let mut shared = Vec::new();
         if let (Some(relative), Some(embeddings)) = (self.config.relative, &self.rel_embeddings) {
@@ -96,21 +103,30 @@ impl Deberta {
                 Some(norm) => norm.forward(embeddings)?,
                 None => embeddings.shallow_clone(),
             });
-            shared.push(attention::rows(relative, ids.size2()?.1)?.f_to_device(ids.device())?);
+            let length = packed.map_or(ids.size2()?.1, Packed::longest);
+            shared.push(attention::rows(relative, length)?.f_to_device(ids.device())?);
         }
-        if let Some(mask) = mask {
-            shared.push(hidden_pairs(mask, pass.compute)?);
+        if let Some(are_tokens) = are_tokens {
+            shared.push(hidden_pairs(&are_tokens, pass.compute)?);
         }
         let mut hidden = embedded.shallow_clone();
         for (layer, number) in self.layers.iter().zip(1..) {
-            let inputs: Vec<&Tensor> = std::iter::once(&hidden).chain(&shared).collect();
+            let of_rows = of_rows.iter().copied();
+            let inputs: Vec<&Tensor> = std::iter::once(&hidden).chain(&shared).chain(of_rows.clone()).collect();
             hidden = pass.block(layer, number, &inputs)?;
             if let (1, Some(conv)) = (number, &self.conv) {
-                let inputs: Vec<&Tensor> = [&hidden, &embedded].into_iter().chain(mask).collect();
+                let inputs: Vec<&Tensor> = [&hidden, &embedded].into_iter().chain(mask).chain(of_rows).collect();
                 hidden = pass.block(conv, self.layers.len() as u64 + 1, &inputs)?;
             }
         }
         Ok(hidden)
+    }
+
+    /// As `encode` gives hidden states, where every token has a label; else [batch, labels].
+    fn labels(&self, part: &Part, mode: Mode) -> Result<Tensor, TrainerError> {
+        let pass = self.pass(mode);
+        let hidden = self.encode(part, pass)?;
+        self.head.forward(&hidden, part.packed("input_ids"), pass.for_block(self.layers.len() as u64 + 2))
     }
 
     fn pass(&self, mode: Mode) -> Pass {
@@ -118,11 +134,11 @@ impl Deberta {
     }
 }
 
-/// [batch, length], 1 where there is a token, as what is added to scores, [batch, 1, length, length]: padding neither is looked
-/// at nor looks at anything.
-fn hidden_pairs(attention_mask: &Tensor, kind: Kind) -> Result<Tensor, TrainerError> {
-    let token = attention_mask.f_ne(0)?;
-    let hidden = token.f_unsqueeze(1)?.f_logical_and(&token.f_unsqueeze(2)?)?.f_logical_not()?.f_unsqueeze(1)?;
+/// From whether there are tokens, [batch, length], to what is added to scores, [batch, 1, length, length]: padding neither is
+/// looked at nor looks at anything.
+fn hidden_pairs(are_tokens: &Tensor, kind: Kind) -> Result<Tensor, TrainerError> {
+    let (keys, queries) = (are_tokens.f_unsqueeze(1)?, are_tokens.f_unsqueeze(2)?);
+    let hidden = keys.f_logical_and(&queries)?.f_logical_not()?.f_unsqueeze(1)?;
     Ok(hidden.f_to_kind(kind)?.f_mul_scalar(hidden_score(kind))?)
 }
 
@@ -133,17 +149,27 @@ impl Model for Deberta {
 
     /// [batch, labels], or [batch, length, labels] where tokens have labels.
     fn logits(&self, part: &Part, mode: Mode) -> Result<Tensor, TrainerError> {
-        let pass = self.pass(mode);
-        let hidden = self.encode(part, pass)?;
-        self.head.forward(&hidden, pass.for_block(self.layers.len() as u64 + 2))
+        classification::unpacked(part, self.labels(part, mode)?, self.config.labels_tokens)
     }
 
     fn loss_sum(&self, part: &Part, mode: Mode) -> Result<Tensor, TrainerError> {
-        classification::part_loss_sum(&self.logits(part, mode)?, part)
+        classification::part_loss_sum(&self.labels(part, mode)?, part)
     }
 
     fn config(&self) -> Map<String, Value> {
         self.config.export()
+    }
+
+    fn takes_packed(&self) -> bool {
+        true
+    }
+
+    fn packs(&self) -> bool {
+        self.setup.device.is_cuda() && matches!(self.setup.kinds.compute, Kind::BFloat16 | Kind::Half)
+    }
+
+    fn unpacks_for_attention(&self) -> bool {
+        true
     }
 
     fn row_multiple(&self) -> usize {
@@ -157,6 +183,6 @@ impl Model for Deberta {
 
 impl Encoder for Deberta {
     fn last_hidden_state(&self, part: &Part) -> Result<Tensor, TrainerError> {
-        self.encode(part, self.pass(Mode::Eval))
+        classification::unpacked(part, self.encode(part, self.pass(Mode::Eval))?, true)
     }
 }

@@ -129,6 +129,10 @@ impl Model for Llama {
         self.config.export()
     }
 
+    fn takes_packed(&self) -> bool {
+        true
+    }
+
     fn packs(&self) -> bool {
         attention::packs(self.setup.kinds.compute, self.setup.device, self.config.heads.width)
     }

@@ -113,6 +113,10 @@ impl Model for T5 {
         self.config.export()
     }
 
+    fn takes_packed(&self) -> bool {
+        true
+    }
+
     fn packs(&self) -> bool {
         attention::packs(self.setup.kinds.compute, self.setup.device, self.config.d_kv)
     }
