@@ -25,6 +25,9 @@ pub fn run_parity(model: &str, batch: &str, out: &str) -> Answer {
     if Path::new(&adapter).is_dir() {
         args.extend(["--adapter", &adapter]);
     }
+    if model.ends_with("-nf4") {
+        args.extend(["--quantize", "nf4"]);
+    }
     let program = env!("CARGO_BIN_EXE_pipe-trainer-bench");
     let output = Command::new(program).args(&args).env("OMP_WAIT_POLICY", "PASSIVE").output().unwrap();
     Answer::new(format!("pipe-trainer-bench {}", args.join(" ")), output)

@@ -10,5 +10,6 @@ pub use part_budget::{PartBudget, Recompute};
 pub use part_sizes::{Layout, Lengths, even_part_sizes, part_sizes, rounded_tokens};
 
 pub use crate::estimate::{
-    Estimate, Peak, ROW_MULTIPLE, Stage, StepMemory, WORKSPACE, Work, has_attention_kernel, owners, peak, usable,
+    Estimate, MOMENT_BLOCK, Peak, ROW_MULTIPLE, SMALLEST_OF_8_BITS, Stage, StepMemory, WORKSPACE, Work,
+    has_attention_kernel, owners, peak, usable,
 };

@@ -160,9 +160,9 @@ impl Change {
             "precision" => {
                 parse_name(value).map(Edit::Precision).ok_or("precision= and one of the precisions".to_owned())
             }
-            "optimizer" => {
-                parse_name(value).map(Edit::Optimizer).ok_or("optimizer=adamw or optimizer=adafactor".to_owned())
-            }
+            "optimizer" => parse_name(value)
+                .map(Edit::Optimizer)
+                .ok_or("optimizer=adamw, optimizer=adamw8bit or optimizer=adafactor".to_owned()),
             "max_source" => length().map(Edit::MaxSource),
             "max_target" => length().map(Edit::MaxTarget),
             "max_length" => length().map(Edit::MaxLength),

@@ -418,6 +418,8 @@ impl Default for Optimizer {
 #[serde(rename_all = "snake_case")]
 pub enum OptimizerKind {
     Adamw,
+    /// Moments of 8 bits, of parameters with 4,096 numbers or more (Dettmers et al., 2022).
+    Adamw8bit,
     Adafactor,
 }
 
