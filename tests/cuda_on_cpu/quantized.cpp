@@ -121,7 +121,8 @@ u64 far_codes(const float* map, const unsigned char* codes, const double* values
 
 template <typename T> void updates(const std::string& name) {
   const unsigned THREADS = 64;
-  AdamW s{0.01f, 0.9f, 0.99f, 1e-8f, 0.1f, 0.5f, 0.02f, 7};
+  NarrowStep step{{0.01f, 0.9f, 0.99f, 1e-8f, 0.1f, 0.5f, 0.02f, 7}, 0.1f, 0.01f};
+  const AdamW& s = step.of;
   Array<float> maps(512), scale(1);
   fill_map(maps.data(), true);
   fill_map(maps.data() + 256, false);
@@ -141,11 +142,11 @@ template <typename T> void updates(const std::string& name) {
     squares.emplace_back(of.n);
     for (u64 i = 0; i < of.n; i++) {
       double grad = wide(of.g[i]) * 0.5;
-      averages[k][i] = double(maps[of.m[i]]) * of.m_scales[i / 256] * s.beta1 + grad * (1 - double(s.beta1));
-      squares[k][i] = double(maps[256 + of.v[i]]) * of.v_scales[i / 256] * s.beta2 + grad * grad * (1 - double(s.beta2));
+      averages[k][i] = double(maps[of.m[i]]) * of.m_scales[i / 256] * s.beta1 + grad * step.new1;
+      squares[k][i] = double(maps[256 + of.v[i]]) * of.v_scales[i / 256] * s.beta2 + grad * grad * step.new2;
     }
   }
-  cpu::launch({unsigned(blocks), 1, 1}, THREADS, 0, 1, [&] { adamw_8bit<T>(table.data(), u32(all.size()), maps.data(), scale.data(), s); });
+  cpu::launch({unsigned(blocks), 1, 1}, THREADS, 0, 1, [&] { adamw_8bit<T>(table.data(), u32(all.size()), maps.data(), scale.data(), step); });
   for (size_t k = 0; k < all.size(); k++) {
     auto& of = all[k];
     auto which = name + ", parameter " + std::to_string(k);

@@ -104,7 +104,7 @@ fn refused() {
     folder
         .pipe(&["check", "chat.yaml"])
         .exits(3)
-        .says("model.quantize: found the text \"nf5\"; allowed: one of none, int8, nf4");
+        .says("model.quantize: found the text \"nf5\"; allowed: none, or int8, or nf4");
 }
 
 fn drafted() {

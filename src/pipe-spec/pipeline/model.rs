@@ -23,7 +23,7 @@ pub struct Model {
     /// Instead of `from`: train from scratch, keys as in the model's config.json.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub config: Option<Map<String, Value>>,
-    /// With an `adapter`: how the weights of the linear layers beside which it is trained are kept.
+    /// With an `adapter`: how the weights of the linear layers are kept beside which it is trained. Default: none.
     #[serde(default, skip_serializing_if = "Quantize::is_none")]
     pub quantize: Quantize,
 }

@@ -39,7 +39,8 @@ fn digest(tensor: &Tensor) -> Result<String, TrainerError> {
         Kind::Float => Kind::Int,
         _ => Kind::Int16,
     };
-    let bits: Vec<i32> = Vec::try_from(tensor.f_view_dtype(bits)?.f_to_device(Device::Cpu)?.f_to_kind(Kind::Int)?.f_reshape([-1])?)?;
+    let bits: Vec<i32> =
+        Vec::try_from(tensor.f_view_dtype(bits)?.f_to_device(Device::Cpu)?.f_to_kind(Kind::Int)?.f_reshape([-1])?)?;
     let bytes: Vec<u8> = bits.into_iter().flat_map(i32::to_le_bytes).collect();
     Ok(blake3::hash(&bytes).to_hex()[..16].to_owned())
 }

@@ -180,7 +180,7 @@ pub fn together<const N: usize>(input: &Tensor, layers: [&Linear; N], pass: Pass
 }
 
 /// The weights alone, where nothing else makes the products.
-fn plain<'a, const N: usize>(layers: [&'a Linear; N]) -> Option<[&'a Tensor; N]> {
+fn plain<const N: usize>(layers: [&Linear; N]) -> Option<[&Tensor; N]> {
     let weights: Vec<&Tensor> = layers.into_iter().filter_map(Linear::plain).collect();
     weights.try_into().ok()
 }

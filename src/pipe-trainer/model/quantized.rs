@@ -95,10 +95,6 @@ impl Quantized {
         self.matrix().linear(input, bias)
     }
 
-    pub fn size(&self) -> Vec<i64> {
-        vec![self.rows, self.columns]
-    }
-
     pub fn bytes(&self) -> u64 {
         let of = |tensor: &Tensor| (tensor.numel() * tensor.kind().elt_size_in_bytes()) as u64;
         of(&self.codes) + of(&self.scales) + self.outer.as_ref().map_or(0, |outer| of(&outer.scales) + of(&outer.map))

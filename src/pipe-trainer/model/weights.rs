@@ -150,11 +150,8 @@ impl Weights {
                         let name = found.unwrap_or(&parameter.name);
                         match quantize {
                             Quantize::None => files.read_shaped(name, &parameter.shape, kind, setup.device)?,
-                            // As it stands in the file, so that its codes are the same in every precision.
-                            _ => {
-                                files.check_shape(name, &parameter.shape)?;
-                                files.read(name)?.f_to_device(setup.device)?
-                            }
+                            // So that its codes are the same in every precision.
+                            _ => files.read_as_stored(name, &parameter.shape, setup.device)?,
                         }
                     }
                 },

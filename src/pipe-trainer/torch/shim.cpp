@@ -279,13 +279,13 @@ char* pipe_adamw_8bit(Tensor** tensors, size_t count, Tensor* maps, Tensor* scal
     std::vector<NarrowMoments> all;
     auto of = [&](size_t what, size_t i) { return *tensors[what * count + i]; };
     for (size_t i = 0; i < count; i++) all.push_back({of(0, i), of(1, i), of(2, i), of(3, i), of(4, i), of(5, i)});
-    auto s = adamw_of(*numbers, seed);
-    if (all[0].p.is_cuda()) return update_8bit_on_card(all, *maps, *scale, s);
+    NarrowStep step{adamw_of(*numbers, seed), float(1 - numbers->beta1), float(1 - numbers->beta2)};
+    if (all[0].p.is_cuda()) return update_8bit_on_card(all, *maps, *scale, step);
     auto* by_code = maps->data_ptr<float>();
     auto factor = scale->item<float>();
     for (auto& one : all) {
-      if (one.p.scalar_type() == at::kBFloat16) update_8bit<at::BFloat16>(one, by_code, factor, s);
-      else update_8bit<float>(one, by_code, factor, s);
+      if (one.p.scalar_type() == at::kBFloat16) update_8bit<at::BFloat16>(one, by_code, factor, step);
+      else update_8bit<float>(one, by_code, factor, step);
     }
   });
 }
