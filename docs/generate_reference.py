@@ -53,7 +53,7 @@ SECTIONS = {
     "memory": "How GPU memory is used: [memory.md](memory.md).",
     "memory.allocator": "Settings of PyTorch's caching allocator on the GPU, named as in `PYTORCH_CUDA_ALLOC_CONF`.",
     "on_oom": "What happens when memory runs out: [out-of-memory.md](out-of-memory.md). Entries of `then` are "
-    "`checkpointing`, `precision=bf16` (or another precision), `optimizer=adafactor`, `max_source=256`, "
+    "`checkpointing`, `precision=bf16` (or another precision), `optimizer=adafactor` (or `adamw8bit`), `max_source=256`, "
     "`max_target=128` and `max_length=256`.",
     "evaluate": "Evaluation on `data.eval`, and generated texts.",
     "save": "Checkpoints and the exported model: [best-model.md](best-model.md).",

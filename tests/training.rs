@@ -45,6 +45,8 @@ mod mu_sota;
 mod pictures;
 #[path = "training/predict.rs"]
 mod predict;
+#[path = "training/quantized.rs"]
+mod quantized;
 #[path = "training/ranks.rs"]
 mod ranks;
 #[path = "training/reproducing.rs"]
@@ -87,6 +89,7 @@ fn main() -> ExitCode {
     pictures::tests(&mut suite);
     tune::tests(&mut suite);
     predict::tests(&mut suite);
+    quantized::tests(&mut suite);
     reproducing::tests(&mut suite);
     let code = suite.run();
     slurm::Shared::lock().stop();

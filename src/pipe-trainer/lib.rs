@@ -10,6 +10,7 @@ mod checkpoint;
 pub mod cli;
 mod data;
 mod device;
+mod dynamic_map;
 mod error;
 mod generate;
 pub mod host;

@@ -1,4 +1,4 @@
-// What CUDA has without headers and kernels.cu and attention.cu use, for a CPU. Included before kernels.cu.
+// What CUDA has without headers and kernels.cu, quantized.cu and attention.cu use, for a CPU. Included before kernels.cu.
 
 #pragma once
 
@@ -11,6 +11,7 @@
 #define PIPE_ON_CPU
 #define __device__
 #define __global__
+#define __constant__ static const
 #define __shared__ static
 #define __launch_bounds__(...)
 
@@ -20,6 +21,9 @@ using std::min;
 inline float __uint_as_float(unsigned bits) { float out; memcpy(&out, &bits, 4); return out; }
 inline unsigned __float_as_uint(float x) { unsigned out; memcpy(&out, &x, 4); return out; }
 inline unsigned __umulhi(unsigned a, unsigned b) { return unsigned((uint64_t(a) * b) >> 32); }
+// What is stored is rounded, whatever the compiler would make of it.
+inline float __fmul_rn(float x, float y) { volatile float out = x * y; return out; }
+inline float __fadd_rn(float x, float y) { volatile float out = x + y; return out; }
 inline float rsqrtf(float x) { return 1 / std::sqrt(x); }
 inline float fast_exp2(float x) { return std::exp2(x); }
 inline float fast_reciprocal(float x) { return 1 / x; }

@@ -6,7 +6,7 @@ here=$(dirname "$(realpath "$0")")
 work=$(mktemp -d); trap 'rm -rf "$work"' EXIT
 compile() { ${CXX:-g++} -std=c++20 "$1" -march=native -Wall -Wno-unknown-pragmas -Wno-unused -o "$work/$2" "$here/$2.cpp"; }
 parts=2; status=0; jobs=()
-(compile -O1 layers && "$work/layers") > "$work/layers.out" 2>&1 & jobs+=($!)
+(for name in quantized layers; do compile -O1 $name && "$work/$name" || exit 1; done) > "$work/layers.out" 2>&1 & jobs+=($!)
 compile -O2 attention
 for ((part = 0; part < parts; part++)); do
   "$work/attention" $part $parts > "$work/$part.out" 2>&1 & jobs+=($!)

@@ -59,6 +59,7 @@ const OTHERS: &[&str] = &[
     "llama-biases",
     "llama-linear",
     "llama-lora",
+    "llama-nf4",
     "llama-rope3",
     "llama-yarn",
     "mistral-window",

@@ -31,6 +31,9 @@ pub fn run_parity_with(model: &str, batch: &str, out: &str, more: &[&str]) -> An
     if Path::new(&adapter).is_dir() {
         args.extend(["--adapter", &adapter]);
     }
+    if model.ends_with("-nf4") {
+        args.extend(["--quantize", "nf4"]);
+    }
     let program = env!("CARGO_BIN_EXE_pipe-trainer-bench");
     let output = Command::new(program).args(&args).env("OMP_WAIT_POLICY", "PASSIVE").output().unwrap();
     Answer::new(format!("pipe-trainer-bench {}", args.join(" ")), output)

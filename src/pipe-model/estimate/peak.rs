@@ -14,6 +14,12 @@ pub const WORKSPACE: u64 = 64 << 20;
 /// The share of a card that estimates may fill: they are a few percent off, and blocks do not fit into each other without gaps.
 const USABLE: f64 = 0.92;
 
+/// Parameters with fewer numbers have moments in fp32 with AdamW of 8 bits.
+pub const SMALLEST_OF_8_BITS: u64 = 4096;
+
+/// Numbers of a moment of 8 bits that share a scale.
+pub const MOMENT_BLOCK: u64 = 256;
+
 /// Bytes of a capacity that parts may hold, where `checkpointing: auto` fills them.
 pub fn usable(capacity: u64) -> u64 {
     (capacity as f64 * USABLE) as u64
@@ -51,6 +57,7 @@ impl Estimate {
         let kept: u128 = parameters.iter().filter(|one| !one.trained).map(|one| remembered(one, work)).sum();
         let remembers = |parameter: &Parameter| match work.optimizer {
             OptimizerKind::Adamw => 2 * count(parameter) * work.weight(),
+            OptimizerKind::Adamw8bit => 2 * narrow_moment(parameter),
             OptimizerKind::Adafactor => factored(parameter) * 4,
         };
         let optimizer = match work.sharded {
@@ -106,6 +113,14 @@ fn remembered(parameter: &Parameter, work: &Work) -> u128 {
     count(parameter) * each
 }
 
+/// Bytes of a moment of 8 bits: a code for each number, and a scale for each block of them. A small parameter has it in fp32.
+fn narrow_moment(parameter: &Parameter) -> u128 {
+    match count(parameter) {
+        small if small < u128::from(SMALLEST_OF_8_BITS) => 4 * small,
+        count => count + 4 * count.div_ceil(u128::from(MOMENT_BLOCK)),
+    }
+}
+
 /// How many numbers Adafactor remembers of a parameter.
 fn factored(parameter: &Parameter) -> u128 {
     rows_and_columns(parameter).map_or(count(parameter), |[outer, rows, columns]| outer * (rows + columns))
@@ -122,7 +137,7 @@ fn update<'a>(parameters: impl Iterator<Item = &'a Parameter>, work: &Work) -> u
     let Some(largest) = parameters.max_by_key(|parameter| parameter.count()) else { return 0 };
     match work.optimizer {
         // In place.
-        OptimizerKind::Adamw => 0,
+        OptimizerKind::Adamw | OptimizerKind::Adamw8bit => 0,
         OptimizerKind::Adafactor => {
             // The square of the gradient in fp32, and what adds up its rows; in bf16 the gradient in fp32 as well.
             let copies = if work.weight() < 4 { 2 } else { 1 };

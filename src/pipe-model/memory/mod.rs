@@ -10,6 +10,6 @@ pub use part_budget::{PartBudget, Recompute};
 pub use part_sizes::{Layout, Lengths, even_part_sizes, part_sizes, rounded_tokens};
 
 pub use crate::estimate::{
-    AdapterWork, Estimate, Peak, ROW_MULTIPLE, Stage, StepMemory, WORKSPACE, Work, has_attention_kernel, owners, peak,
-    step_memory, usable,
+    AdapterWork, Estimate, MOMENT_BLOCK, Peak, ROW_MULTIPLE, SMALLEST_OF_8_BITS, Stage, StepMemory, WORKSPACE, Work,
+    has_attention_kernel, owners, peak, step_memory, usable,
 };

@@ -177,6 +177,9 @@ impl Check<'_> {
         if file.adapter.is_some() && !has_weights {
             self.problem("adapter", "needs trained weights beside which it is trained: give model.from");
         }
+        if file.adapter.is_none() && file.model.as_ref().is_some_and(|model| !model.quantize.is_none()) {
+            self.problem("model.quantize", "only with an `adapter`: quantized weights cannot be trained themselves");
+        }
         if file.adapter.is_none() && file.save.merge {
             self.problem("save.merge", "only with an `adapter`; leave it out");
         }

@@ -33,7 +33,7 @@ pub use file::{PipelineFile, schema};
 pub use graph::{OutputRef, Stage, StageGraph};
 pub use memory::{Allocator, Limit, Memory};
 pub use metric::Metric;
-pub use model::{Arch, Model, ModelTask};
+pub use model::{Arch, Model, ModelTask, Quantize};
 pub use on_oom::{Change, Edit, EffectiveBatch, OnOom, Reduce};
 pub use task::{IGNORED_COLUMNS, LossUnit, Task};
 pub use train::{

@@ -23,6 +23,28 @@ pub struct Model {
     /// Instead of `from`: train from scratch, keys as in the model's config.json.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub config: Option<Map<String, Value>>,
+    /// With an `adapter`: how the weights of the linear layers are kept beside which it is trained. Default: none.
+    #[serde(default, skip_serializing_if = "Quantize::is_none")]
+    pub quantize: Quantize,
+}
+
+/// How weights that are not trained are kept, with the numbers of bitsandbytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Quantize {
+    /// As wide as they are computed with.
+    #[default]
+    None,
+    /// 8 bits, scaled by row.
+    Int8,
+    /// 4 bits (NormalFloat), scaled by blocks of 64, whose scales have 8 bits.
+    Nf4,
+}
+
+impl Quantize {
+    pub fn is_none(&self) -> bool {
+        *self == Self::None
+    }
 }
 
 /// The tasks among which an encoder of texts leaves a choice, as Hugging Face names them.

@@ -160,9 +160,9 @@ impl Change {
             "precision" => {
                 parse_name(value).map(Edit::Precision).ok_or("precision= and one of the precisions".to_owned())
             }
-            "optimizer" => {
-                parse_name(value).map(Edit::Optimizer).ok_or("optimizer=adamw or optimizer=adafactor".to_owned())
-            }
+            "optimizer" => parse_name(value)
+                .map(Edit::Optimizer)
+                .ok_or("optimizer=adamw, optimizer=adamw8bit or optimizer=adafactor".to_owned()),
             "max_source" => length().map(Edit::MaxSource),
             "max_target" => length().map(Edit::MaxTarget),
             "max_length" => length().map(Edit::MaxLength),
@@ -186,6 +186,7 @@ mod tests {
         assert_eq!(edit("effective_batch"), Ok(Edit::EffectiveBatch));
         assert_eq!(edit("precision=bf16"), Ok(Edit::Precision(Precision::Bf16)));
         assert_eq!(edit("optimizer=adafactor"), Ok(Edit::Optimizer(OptimizerKind::Adafactor)));
+        assert_eq!(edit("optimizer=adamw8bit"), Ok(Edit::Optimizer(OptimizerKind::Adamw8bit)));
         assert_eq!(edit("max_source=256"), Ok(Edit::MaxSource(NonZeroU32::new(256).unwrap())));
         for wrong in [
             "",

@@ -160,6 +160,10 @@ fn a_table_of_bad_input() {
         ("version: 1\n\tname: x".to_owned(), "YAML syntax"),
         ("just text".to_owned(), "found the text \"just text\""),
         ("version: 2\nname: x\nmodel: {arch: t5, config: {}}\ndata: {train: a}".to_owned(), "line 1: version: found 2"),
+        (
+            "version: 1\nname: x\nmodel: {arch: t5, from: a, quantize: nf4}\ndata: {train: a}".to_owned(),
+            "line 3: model.quantize: only with an `adapter`",
+        ),
         (with("name: again"), "line 5: name: given twice; the first is at line 2"),
         (with("train:\n  batch: 4\n  batch: 8"), "line 7: train.batch: given twice; the first is at line 6"),
         (with("train: {batch: 1.5}"), "line 5: train.batch: found 1.5"),

@@ -384,7 +384,7 @@ impl Precision {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Optimizer {
-    /// The optimizer.
+    /// The optimizer. adamw8bit: AdamW with moments of 8 bits.
     pub kind: OptimizerKind,
     /// The learning rate after warm-up.
     #[schemars(range(min = 0.0))]
@@ -418,6 +418,7 @@ impl Default for Optimizer {
 #[serde(rename_all = "snake_case")]
 pub enum OptimizerKind {
     Adamw,
+    Adamw8bit,
     Adafactor,
 }
 

@@ -2,12 +2,13 @@
 //! data.
 
 mod parity;
+mod quantized;
 mod workload;
 
 use std::time::Instant;
 
 use pipe_spec::TrainerSpec;
-use pipe_spec::pipeline::{Adapter, Checkpointing};
+use pipe_spec::pipeline::{Adapter, Checkpointing, Quantize};
 use serde_json::{Map, Value, json};
 use tch::Tensor;
 
@@ -28,6 +29,7 @@ pub fn run(command: &BenchCommand) -> Result<(), TrainerError> {
     boundary::guard(|| match command {
         BenchCommand::Parity(args) => parity::parity(args),
         BenchCommand::DropoutMasks(args) => parity::dropout_masks(args),
+        BenchCommand::QuantizedWeights(args) => quantized::quantized_weights(args),
         BenchCommand::Steps(args) => time_steps(args),
     })
 }
@@ -39,6 +41,7 @@ fn time_steps(args: &BenchArgs) -> Result<(), TrainerError> {
     let device = hardware.device;
     let adapter = args.model.lora.map(|rank| Adapter { rank, ..Adapter::default() });
     let definition = Definition::from_spec(&spec.model)?.with_adapter(adapter.as_ref())?;
+    let definition = definition.with_quantized(quantize(args.model.quantize.as_deref())?);
     let model = definition.build(&Start::Random { seed: 1 }, &Setup::of(&spec.train, device))?;
     let optimizer = Optimizer::new(&spec.train, model.weights(), &Share::of(&spec.train, spec.rank, model.weights()))?;
     let stand_in = match (args.sums.rate, device) {
@@ -68,6 +71,12 @@ fn time_steps(args: &BenchArgs) -> Result<(), TrainerError> {
         println!("{}", Value::Object(measured));
     }
     Ok(())
+}
+
+/// How weights are kept, by its name in a pipeline.
+fn quantize(name: Option<&str>) -> Result<Quantize, TrainerError> {
+    let Some(name) = name else { return Ok(Quantize::None) };
+    serde_json::from_value(name.into()).map_err(|error| TrainerError::config("--quantize", error.to_string()))
 }
 
 fn bytes(tensor: &Tensor) -> u64 {

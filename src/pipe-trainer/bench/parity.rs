@@ -22,6 +22,7 @@ use crate::torch;
 
 pub fn parity(args: &ParityArgs) -> Result<(), TrainerError> {
     let definition = Definition::from_folder(&args.model)?.with_adapter_folder(args.adapter.as_deref())?;
+    let definition = definition.with_quantized(super::quantize(args.quantize.as_deref())?);
     let Some(files) = definition.trained()? else { panic!("a folder has weights") };
     let setup = setup(args)?;
     let model = definition.build(&Start::Tensors { files: &files, seed: 0 }, &setup)?;

@@ -25,6 +25,8 @@ pub enum BenchCommand {
     Parity(ParityArgs),
     /// Print digests of what dropout keeps, as one JSON object, to compare two devices
     DropoutMasks(DropoutMasksArgs),
+    /// Print digests of what quantized weights stand for, as one JSON object, to compare two devices
+    QuantizedWeights(QuantizedWeightsArgs),
     /// Time training steps on random data, and print a line of JSON
     Steps(BenchArgs),
 }
@@ -37,6 +39,9 @@ pub struct ParityArgs {
     /// The folder of an adapter, as PEFT writes it: its gradients are written in place of the model's
     #[arg(long, value_name = "DIR")]
     pub adapter: Option<PathBuf>,
+    /// With weights quantized as model.quantize of a pipeline: int8 or nf4
+    #[arg(long, requires = "adapter")]
+    pub quantize: Option<String>,
     /// The inputs of the model, by name: input_ids, attention_mask, labels and the like
     #[arg(long, value_name = "FILE")]
     pub batch: PathBuf,
@@ -66,6 +71,13 @@ pub struct DropoutMasksArgs {
 }
 
 #[derive(Args)]
+pub struct QuantizedWeightsArgs {
+    /// On the card instead of the CPU
+    #[arg(long)]
+    pub cuda: bool,
+}
+
+#[derive(Args)]
 pub struct BenchArgs {
     #[command(flatten)]
     pub model: ModelArgs,
@@ -74,7 +86,7 @@ pub struct BenchArgs {
     /// Batches in a step
     #[arg(long, default_value_t = 1)]
     pub accum: i64,
-    /// adamw or adafactor
+    /// adamw, adamw8bit or adafactor
     #[arg(long, default_value = "adamw")]
     pub optimizer: String,
     /// With rows that are padded, so that there is a mask
@@ -129,6 +141,9 @@ pub struct ModelArgs {
     /// Trains an adapter of this rank beside all linear layers
     #[arg(long, value_name = "RANK")]
     pub lora: Option<NonZeroU32>,
+    /// Beside weights quantized as model.quantize of a pipeline: int8 or nf4
+    #[arg(long, requires = "lora")]
+    pub quantize: Option<String>,
 }
 
 /// The sums of other ranks that are stood in for.

@@ -5,10 +5,11 @@ use std::path::{Path, PathBuf};
 use pipe_model::adapter::Lora;
 use pipe_model::{ConfigKeys, Labels, ModelConfig, TaskData, architecture, named_task, read_config, with_task};
 use pipe_spec::model_folder::{ADAPTER_CONFIG, ADAPTER_WEIGHTS};
-use pipe_spec::pipeline::{self, Arch, ModelTask, Task};
+use pipe_spec::pipeline::{self, Arch, ModelTask, Quantize, Task};
 use serde_json::{Map, Value};
 
 use super::interface::Model;
+use super::quantized::QuantizedLayers;
 use super::registry;
 use super::setup::{Setup, Start};
 use super::weights;
@@ -33,6 +34,7 @@ pub struct Definition {
     /// Whether the head of the trained weights is for other classes.
     has_new_head: bool,
     adapter: Option<AdapterDefinition>,
+    quantize: Quantize,
 }
 
 /// The adapter of a model.
@@ -52,6 +54,7 @@ impl Definition {
                 folder: None,
                 has_new_head: false,
                 adapter: None,
+                quantize: Quantize::None,
             },
         };
         definition.check_task(model)?;
@@ -60,7 +63,12 @@ impl Definition {
             let message = format!("it is {}, the pipeline says {}", definition.arch.name(), model.arch.name());
             return Err(TrainerError::Model { path, message });
         }
-        Ok(Self { config: with_task(definition.config, model.task()), ..definition })
+        Ok(Self { config: with_task(definition.config, model.task()), quantize: model.quantize, ..definition })
+    }
+
+    /// With quantized weights beside an adapter.
+    pub fn with_quantized(self, quantize: Quantize) -> Self {
+        Self { quantize, ..self }
     }
 
     /// A trained head of one task would be read as that of the other.
@@ -95,7 +103,8 @@ impl Definition {
         let model_type = ConfigKeys(&config).text("model_type")?.unwrap_or_default();
         match Arch::of_model_type(model_type) {
             Some(arch) => {
-                Ok(Self { arch, config, folder: Some(folder.to_owned()), has_new_head: false, adapter: None })
+                let folder = Some(folder.to_owned());
+                Ok(Self { arch, config, folder, has_new_head: false, adapter: None, quantize: Quantize::None })
             }
             None => Err(TrainerError::NotAvailable { what: format!("model_type {model_type:?}") }),
         }
@@ -225,6 +234,10 @@ impl Definition {
     }
 
     pub fn build(&self, start: &Start<'_>, setup: &Setup) -> Result<Box<dyn Model>, TrainerError> {
-        registry::build(self.arch, &self.config, start, &Setup { adapter: self.adapter(), ..*setup })
+        let adapter = self.adapter();
+        // Without one they would be trained themselves.
+        let kind = if adapter.is_some() { self.quantize } else { Quantize::None };
+        let quantized = QuantizedLayers { kind, names: architecture(self.arch).adapts };
+        registry::build(self.arch, &self.config, start, &Setup { adapter, quantized, ..*setup })
     }
 }

@@ -5,12 +5,12 @@ use tch::{Kind, Tensor};
 
 use super::attention::{Scores, attend};
 use super::pass::{Block, Pass};
-use super::weights::{Adapter, SharedTensor, Weights};
+use super::weights::{Adapter, SharedTensor, Weight, Weights};
 use crate::error::TrainerError;
 use crate::torch::{self, Dropped};
 
 pub struct Linear {
-    pub weight: SharedTensor,
+    pub weight: Weight,
     pub bias: Option<SharedTensor>,
     /// Where the layer has one, the output of `forward` has it in it.
     pub adapter: Option<Adapter>,
@@ -23,13 +23,18 @@ impl Linear {
     }
 
     pub fn without_bias(weights: &Weights, path: &str) -> Self {
-        Self { weight: weights.get(&format!("{path}.weight")), bias: None, adapter: weights.adapter(path) }
+        Self { weight: weights.layer(path), bias: None, adapter: weights.adapter(path) }
+    }
+
+    /// Its weight, where nothing but that makes its product: no adapter, and it is not quantized.
+    pub fn plain(&self) -> Option<&Tensor> {
+        self.weight.wide().filter(|_| self.adapter.is_none())
     }
 
     /// In the kind that the pass computes in.
     pub fn forward(&self, input: &Tensor, pass: Pass) -> Result<Tensor, TrainerError> {
         let input = input.f_to_kind(pass.compute)?;
-        let output = pass.linear(&input, &self.weight, self.bias.as_deref())?;
+        let output = self.weight.product(&input, self.bias.as_deref(), pass)?;
         match &self.adapter {
             Some(adapter) => adapter.add_to(&output, &input, pass),
             None => Ok(output),
@@ -38,7 +43,7 @@ impl Linear {
 
     /// The same with its bias still to be added.
     pub fn product(&self, input: &Tensor, pass: Pass) -> Result<Product<'_>, TrainerError> {
-        let output = pass.linear(&input.f_to_kind(pass.compute)?, &self.weight, None)?;
+        let output = self.weight.product(&input.f_to_kind(pass.compute)?, None, pass)?;
         Ok(Product { output, bias: self.bias.as_deref() })
     }
 }
@@ -168,7 +173,22 @@ impl Product<'_> {
 /// Several layers of one input, computed as one. They all have biases.
 pub fn together<const N: usize>(input: &Tensor, layers: [&Linear; N], pass: Pass) -> Result<[Tensor; N], TrainerError> {
     let biases: Vec<&Tensor> = layers.iter().filter_map(|layer| layer.bias.as_deref()).collect();
-    Ok(torch::linears(&input.f_to_kind(pass.compute)?, layers.map(|layer| &*layer.weight), biases.try_into().ok())?)
+    match plain(layers) {
+        Some(weights) => Ok(torch::linears(&input.f_to_kind(pass.compute)?, weights, biases.try_into().ok())?),
+        None => each(input, layers, pass),
+    }
+}
+
+/// The weights alone, where nothing else makes the products.
+fn plain<const N: usize>(layers: [&Linear; N]) -> Option<[&Tensor; N]> {
+    let weights: Vec<&Tensor> = layers.into_iter().filter_map(Linear::plain).collect();
+    weights.try_into().ok()
+}
+
+/// One by one.
+fn each<const N: usize>(input: &Tensor, layers: [&Linear; N], pass: Pass) -> Result<[Tensor; N], TrainerError> {
+    let outputs = layers.iter().map(|layer| layer.forward(input, pass)).collect::<Result<Vec<_>, _>>()?;
+    Ok(outputs.try_into().expect("each layer has an output"))
 }
 
 /// Three of them, and their input as a residual, whose gradient costs nothing of its own.
@@ -178,8 +198,12 @@ pub fn together_and_residual(
     pass: Pass,
 ) -> Result<([Tensor; 3], Tensor), TrainerError> {
     let biases: Vec<&Tensor> = layers.iter().filter_map(|layer| layer.bias.as_deref()).collect();
-    let weights = layers.map(|layer| &*layer.weight);
-    Ok(torch::linears_and_residual(&input.f_to_kind(pass.compute)?, weights, biases.try_into().ok())?)
+    match plain(layers) {
+        Some(weights) => {
+            Ok(torch::linears_and_residual(&input.f_to_kind(pass.compute)?, weights, biases.try_into().ok())?)
+        }
+        None => Ok((each(input, layers, pass)?, input.shallow_clone())),
+    }
 }
 
 /// Two layers with an activation between them.
@@ -218,7 +242,7 @@ impl FeedForward {
             None => activate(self.activation, &inner)?,
         };
         let inner = if self.drops { pass.drop_out(&inner)? } else { inner };
-        pass.linear(&inner, &self.second.weight, second_bias)
+        self.second.weight.product(&inner, second_bias, pass)
     }
 
     /// Where there are kernels for it.
@@ -228,12 +252,13 @@ impl FeedForward {
         input: &Tensor,
         pass: Pass,
     ) -> Option<torch::FeedForward<'a>> {
-        let inner = self.first.weight.size()[0];
+        let (first, second) = (self.first.plain()?, self.second.plain()?);
+        let inner = first.size()[0];
         (input.device().is_cuda() && is_fused(self.activation) && inner % 8 == 0).then(|| torch::FeedForward {
-            first: &self.first.weight,
+            first,
             first_bias: self.first.bias.as_deref(),
             gate: self.gate.as_deref(),
-            second: &self.second.weight,
+            second,
             second_bias,
             activation: self.activation as i64,
             dropped: if self.drops { pass.dropped() } else { Dropped::NOTHING },

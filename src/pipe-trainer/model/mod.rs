@@ -16,6 +16,7 @@ mod mu_sota;
 #[cfg(test)]
 mod packed_tests;
 pub mod pass;
+mod quantized;
 mod registry;
 mod resnet;
 mod sampling;
@@ -28,5 +29,6 @@ mod weights;
 pub use definition::Definition;
 pub use interface::{Contrastive, Embeddings, Generation, Model};
 pub use pass::{Drawn, DropoutKeys, Mode};
+pub use quantized::Quantized;
 pub use setup::{Setup, Start};
 pub use weights::Weights;

@@ -4,6 +4,7 @@ use pipe_model::adapter::Lora;
 use pipe_spec::pipeline::{Checkpointing, Precision, Train};
 use tch::{Device, Kind};
 
+use super::quantized::QuantizedLayers;
 use crate::storage::TensorFiles;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,6 +60,8 @@ pub struct Setup {
     pub checkpointing: bool,
     /// The adapter that is trained in place of the weights.
     pub adapter: Option<&'static Lora>,
+    /// The layers whose weights are quantized.
+    pub quantized: QuantizedLayers,
 }
 
 impl Setup {
@@ -70,11 +73,19 @@ impl Setup {
             kinds,
             checkpointing: train.checkpointing == Checkpointing::On,
             adapter: None,
+            quantized: QuantizedLayers::NONE,
         }
     }
 
     /// fp32 on the CPU, as the config says.
     pub fn plain() -> Self {
-        Self { dropout: None, device: Device::Cpu, kinds: Kinds::FP32, checkpointing: false, adapter: None }
+        Self {
+            dropout: None,
+            device: Device::Cpu,
+            kinds: Kinds::FP32,
+            checkpointing: false,
+            adapter: None,
+            quantized: QuantizedLayers::NONE,
+        }
     }
 }

@@ -3,12 +3,15 @@
 use std::borrow::Borrow;
 use std::collections::HashMap;
 use std::ops::Deref;
+use std::sync::Arc;
 
 use pipe_model::adapter::{self, Lora};
 use pipe_model::{Init, Parameter};
+use pipe_spec::pipeline::Quantize;
 use tch::{Device, Kind, TchError, Tensor};
 
 use super::pass::Pass;
+use super::quantized::Quantized;
 use super::setup::{Setup, Start};
 use crate::error::TrainerError;
 use crate::random::{self, Purpose};
@@ -16,12 +19,14 @@ use crate::storage::TensorFiles;
 use crate::torch;
 
 pub struct Weights {
-    tensors: Vec<NamedTensor>,
+    weights: Vec<NamedWeight>,
     indices: HashMap<String, usize>,
     /// Names that were not in the checkpoint.
     newly_initialised: Vec<String>,
     /// The adapter whose matrices are among them.
     adapter: Option<&'static Lora>,
+    /// The kind that quantized weights are computed in.
+    compute: Kind,
 }
 
 /// A parameter as the layers of a model hold it. A block that is recomputed reads it on the thread of the backward pass.
@@ -51,11 +56,63 @@ impl Borrow<Tensor> for SharedTensor {
     }
 }
 
-struct NamedTensor {
+/// The matrix of a linear layer, which may be quantized where it is not trained.
+pub enum Weight {
+    Wide(SharedTensor),
+    Quantized(Arc<Quantized>),
+}
+
+impl From<Tensor> for Weight {
+    fn from(tensor: Tensor) -> Self {
+        Self::Wide(tensor.into())
+    }
+}
+
+impl Weight {
+    /// Where it is not quantized.
+    pub fn wide(&self) -> Option<&Tensor> {
+        match self {
+            Self::Wide(tensor) => Some(tensor),
+            Self::Quantized(_) => None,
+        }
+    }
+
+    /// The product of `input` with it, in the kind of `input`.
+    pub fn product(&self, input: &Tensor, bias: Option<&Tensor>, pass: Pass) -> Result<Tensor, TrainerError> {
+        match self {
+            Self::Wide(tensor) => pass.linear(input, tensor, bias),
+            Self::Quantized(matrix) => Ok(matrix.linear(input, bias)?),
+        }
+    }
+
+    /// Sharing its memory.
+    fn share(&self) -> Self {
+        match self {
+            Self::Wide(tensor) => Self::Wide(tensor.shallow_clone().into()),
+            Self::Quantized(matrix) => Self::Quantized(Arc::clone(matrix)),
+        }
+    }
+
+    fn bytes(&self) -> u64 {
+        match self {
+            Self::Wide(tensor) => (tensor.numel() * tensor.kind().elt_size_in_bytes()) as u64,
+            Self::Quantized(matrix) => matrix.bytes(),
+        }
+    }
+}
+
+struct NamedWeight {
     name: String,
-    tensor: Tensor,
+    weight: Weight,
     trained: bool,
     frozen: bool,
+}
+
+impl NamedWeight {
+    /// Only linear layers may have quantized ones, and they ask for these.
+    fn tensor(&self) -> &Tensor {
+        self.weight.wide().unwrap_or_else(|| panic!("{} is quantized", self.name))
+    }
 }
 
 impl Weights {
@@ -68,11 +125,13 @@ impl Weights {
     }
 
     fn collect(parameters: &[Parameter], start: &Start<'_>, setup: &Setup) -> Result<Self, TrainerError> {
-        let mut tensors = Vec::with_capacity(parameters.len());
+        let mut weights = Vec::with_capacity(parameters.len());
         let mut newly_initialised = Vec::new();
         for parameter in parameters {
+            let quantize = setup.quantized.of(parameter);
             let kind = match parameter.init {
                 Init::Count => Kind::Int64,
+                _ if quantize != Quantize::None => Kind::Float,
                 // Nothing is added to them that a narrow kind would lose.
                 _ if parameter.frozen && parameter.shape.len() > 1 => setup.kinds.compute,
                 _ if parameter.frozen || parameter.trained => setup.kinds.weights,
@@ -89,20 +148,24 @@ impl Weights {
                     }
                     found => {
                         let name = found.unwrap_or(&parameter.name);
-                        files.read_shaped(name, &parameter.shape, kind, setup.device)?
+                        match quantize {
+                            Quantize::None => files.read_shaped(name, &parameter.shape, kind, setup.device)?,
+                            // So that its codes are the same in every precision.
+                            _ => files.read_as_stored(name, &parameter.shape, setup.device)?,
+                        }
                     }
                 },
             };
-            let tensor = tensor.f_set_requires_grad(parameter.trained)?;
-            tensors.push(NamedTensor {
-                name: parameter.name.clone(),
-                tensor,
-                trained: parameter.trained,
-                frozen: parameter.frozen,
-            });
+            let weight = match Quantized::new(&tensor, quantize)? {
+                Some(matrix) => Weight::Quantized(Arc::new(matrix)),
+                None => tensor.f_set_requires_grad(parameter.trained)?.into(),
+            };
+            let Parameter { name, trained, frozen, .. } = parameter;
+            weights.push(NamedWeight { name: name.clone(), weight, trained: *trained, frozen: *frozen });
         }
-        let indices = tensors.iter().enumerate().map(|(index, entry)| (entry.name.clone(), index)).collect();
-        Ok(Self { tensors, indices, newly_initialised, adapter: setup.adapter })
+        let indices = weights.iter().enumerate().map(|(index, entry)| (entry.name.clone(), index)).collect();
+        let Setup { adapter, kinds, .. } = *setup;
+        Ok(Self { weights, indices, newly_initialised, adapter, compute: kinds.compute })
     }
 
     /// The parameters that were not in the checkpoint.
@@ -112,8 +175,17 @@ impl Weights {
 
     /// The parameter `name`, sharing its memory.
     pub fn get(&self, name: &str) -> SharedTensor {
+        self.named(name).tensor().shallow_clone().into()
+    }
+
+    /// The weight of the layer at `path`, sharing its memory.
+    pub fn layer(&self, path: &str) -> Weight {
+        self.named(&format!("{path}.weight")).weight.share()
+    }
+
+    fn named(&self, name: &str) -> &NamedWeight {
         let index = self.indices.get(name).unwrap_or_else(|| panic!("the model has no parameter {name}"));
-        self.tensors[*index].tensor.shallow_clone().into()
+        &self.weights[*index]
     }
 
     /// The matrices beside the layer at `path`, where it has an adapter.
@@ -131,49 +203,56 @@ impl Weights {
 
     /// Those that a checkpoint holds, by their names there: all that are not frozen.
     pub fn stored(&self) -> impl Iterator<Item = (String, &Tensor)> {
-        let name = |entry: &NamedTensor| match self.adapter {
+        let name = |entry: &NamedWeight| match self.adapter {
             Some(_) if entry.trained => adapter::stored_name(&entry.name),
             _ => entry.name.clone(),
         };
-        self.tensors.iter().filter(|entry| !entry.frozen).map(move |entry| (name(entry), &entry.tensor))
+        self.weights.iter().filter(|entry| !entry.frozen).map(move |entry| (name(entry), entry.tensor()))
     }
 
     /// The same weights, with those of a checkpoint in the place of those that checkpoints hold.
     pub fn with_stored(&self, files: &TensorFiles) -> Result<Self, TrainerError> {
-        let replaced = |entry: &NamedTensor| -> Result<NamedTensor, TrainerError> {
-            let name = adapter::stored_name(&entry.name);
-            let tensor = match entry.trained && files.contains(&name) {
-                true => files.read_shaped(&name, &entry.tensor.size(), entry.tensor.kind(), entry.tensor.device())?,
-                false => entry.tensor.shallow_clone(),
+        let replaced = |entry: &NamedWeight| -> Result<NamedWeight, TrainerError> {
+            let stored = adapter::stored_name(&entry.name);
+            let weight = match entry.weight.wide().filter(|_| entry.trained && files.contains(&stored)) {
+                Some(old) => files.read_shaped(&stored, &old.size(), old.kind(), old.device())?.into(),
+                None => entry.weight.share(),
             };
-            Ok(NamedTensor { name: entry.name.clone(), tensor, trained: entry.trained, frozen: entry.frozen })
+            Ok(NamedWeight { name: entry.name.clone(), weight, trained: entry.trained, frozen: entry.frozen })
         };
-        let tensors = self.tensors.iter().map(replaced).collect::<Result<_, _>>()?;
-        Ok(Self { tensors, indices: self.indices.clone(), newly_initialised: Vec::new(), adapter: self.adapter })
+        let weights = self.weights.iter().map(replaced).collect::<Result<_, _>>()?;
+        let (indices, adapter, compute) = (self.indices.clone(), self.adapter, self.compute);
+        Ok(Self { weights, indices, newly_initialised: Vec::new(), adapter, compute })
     }
 
-    /// The model with the adapter in its weights: each as it is, or with the product of its matrices added.
+    /// The model with the adapter in its weights: each as it is, or with the product of its matrices added. What is quantized is made
+    /// wide, and lies on the host: a card that needs it quantized has no room for it.
     pub fn merged(&self) -> Result<Vec<(String, Tensor)>, TrainerError> {
-        let merged = |entry: &NamedTensor| -> Result<(String, Tensor), TrainerError> {
+        let merged = |entry: &NamedWeight| -> Result<(String, Tensor), TrainerError> {
             let adapter = entry.name.strip_suffix(".weight").and_then(|path| self.adapter(path));
-            let tensor = match adapter {
-                Some(adapter) => adapter.merged(&entry.tensor)?,
-                None => entry.tensor.shallow_clone(),
+            let tensor = match (&entry.weight, adapter) {
+                (Weight::Wide(tensor), Some(adapter)) => adapter.merged(tensor, tensor.kind())?,
+                (Weight::Wide(tensor), None) => tensor.shallow_clone(),
+                (Weight::Quantized(matrix), Some(adapter)) => {
+                    adapter.merged(&matrix.wide(Kind::Float)?, self.compute)?.f_to_device(Device::Cpu)?
+                }
+                (Weight::Quantized(matrix), None) => matrix.wide(self.compute)?.f_to_device(Device::Cpu)?,
             };
             Ok((entry.name.clone(), tensor))
         };
-        let is_of_adapter = |entry: &&NamedTensor| self.adapter.is_some() && entry.trained;
-        self.tensors.iter().filter(|entry| !is_of_adapter(entry)).map(merged).collect()
+        let is_of_adapter = |entry: &&NamedWeight| self.adapter.is_some() && entry.trained;
+        self.weights.iter().filter(|entry| !is_of_adapter(entry)).map(merged).collect()
     }
 
-    /// All of them, in order.
+    /// All that are not quantized, in order.
+    #[cfg(test)]
     pub fn iter(&self) -> impl Iterator<Item = (&str, &Tensor)> {
-        self.tensors.iter().map(|entry| (entry.name.as_str(), &entry.tensor))
+        self.weights.iter().filter_map(|entry| Some((entry.name.as_str(), entry.weight.wide()?)))
     }
 
     /// Those that are trained, in order.
     pub fn trained(&self) -> impl Iterator<Item = (&str, &Tensor)> {
-        self.tensors.iter().filter(|entry| entry.trained).map(|entry| (entry.name.as_str(), &entry.tensor))
+        self.weights.iter().filter(|entry| entry.trained).map(|entry| (entry.name.as_str(), entry.tensor()))
     }
 
     pub fn count(&self) -> u64 {
@@ -195,7 +274,7 @@ impl Weights {
 
     /// Bytes of all parameters together.
     pub fn bytes(&self) -> u64 {
-        self.iter().map(|(_, tensor)| (tensor.numel() * tensor.kind().elt_size_in_bytes()) as u64).sum()
+        self.weights.iter().map(|entry| entry.weight.bytes()).sum()
     }
 }
 
@@ -221,11 +300,11 @@ impl Adapter {
     }
 
     /// The weight of its layer with the adapter in it, rounded once.
-    fn merged(&self, weight: &Tensor) -> Result<Tensor, TrainerError> {
+    fn merged(&self, weight: &Tensor, kind: Kind) -> Result<Tensor, TrainerError> {
         let _guard = tch::no_grad_guard();
         let wide = |tensor: &Tensor| tensor.f_to_kind(Kind::Float);
         let product = wide(&self.up)?.f_mm(&wide(&self.down)?)?.f_mul_scalar(self.scale)?;
-        Ok(wide(weight)?.f_add(&product)?.f_to_kind(weight.kind())?)
+        Ok(wide(weight)?.f_add(&product)?.f_to_kind(kind)?)
     }
 }
 

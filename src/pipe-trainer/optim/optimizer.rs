@@ -5,6 +5,7 @@ use tch::{TchError, Tensor};
 
 use super::adafactor::Adafactor;
 use super::adamw::AdamW;
+use super::adamw_8bit::AdamW8Bit;
 use super::share::Share;
 use crate::error::TrainerError;
 use crate::model::Weights;
@@ -12,17 +13,20 @@ use crate::storage::TensorFiles;
 
 pub enum Optimizer {
     AdamW(AdamW),
+    AdamW8Bit(AdamW8Bit),
     Adafactor(Adafactor),
 }
 
 impl Optimizer {
     /// The prefixes of the names of `tensors`, in their order.
-    pub const KINDS: [&str; 5] = ["exp_avg", "exp_avg_sq", "row", "column", "square"];
+    pub const KINDS: [&str; 7] =
+        ["exp_avg", "exp_avg_sq", "exp_avg_scales", "exp_avg_sq_scales", "row", "column", "square"];
 
     /// An optimizer for the parameters of a share.
     pub fn new(train: &Train, weights: &Weights, share: &Share) -> Result<Self, TrainerError> {
         match train.optimizer.kind {
             OptimizerKind::Adamw => AdamW::new(train, weights, share).map(Self::AdamW),
+            OptimizerKind::Adamw8bit => AdamW8Bit::new(train, weights, share).map(Self::AdamW8Bit),
             OptimizerKind::Adafactor => Adafactor::new(train, weights, share).map(Self::Adafactor),
         }
     }
@@ -31,6 +35,7 @@ impl Optimizer {
     pub fn load(train: &Train, weights: &Weights, share: &Share, files: &TensorFiles) -> Result<Self, TrainerError> {
         match train.optimizer.kind {
             OptimizerKind::Adamw => AdamW::load(train, weights, share, files).map(Self::AdamW),
+            OptimizerKind::Adamw8bit => AdamW8Bit::load(train, weights, share, files).map(Self::AdamW8Bit),
             OptimizerKind::Adafactor => Adafactor::load(train, weights, share, files).map(Self::Adafactor),
         }
     }
@@ -39,6 +44,7 @@ impl Optimizer {
     pub fn tensors(&self) -> Vec<(String, &Tensor)> {
         match self {
             Self::AdamW(adamw) => adamw.tensors(),
+            Self::AdamW8Bit(adamw) => adamw.tensors(),
             Self::Adafactor(adafactor) => adafactor.tensors(),
         }
     }
@@ -47,7 +53,7 @@ impl Optimizer {
     pub fn rehearse(&self, weights: &Weights) -> Result<(), TchError> {
         match self {
             // In place.
-            Self::AdamW(_) => Ok(()),
+            Self::AdamW(_) | Self::AdamW8Bit(_) => Ok(()),
             Self::Adafactor(_) => Adafactor::rehearse(weights),
         }
     }
@@ -64,6 +70,7 @@ impl Optimizer {
     ) -> Result<(), TchError> {
         match self {
             Self::AdamW(adamw) => adamw.update(weights, gradients, scale, lr, step),
+            Self::AdamW8Bit(adamw) => adamw.update(weights, gradients, scale, lr, step),
             Self::Adafactor(adafactor) => adafactor.update(weights, gradients, scale, lr, step),
         }
     }

@@ -183,6 +183,12 @@ impl TensorFiles {
         Ok(self.read(name)?.f_to_kind(kind)?.f_to_device(device)?)
     }
 
+    /// The same in the kind that it has in the file.
+    pub fn read_as_stored(&self, name: &str, shape: &[i64], device: Device) -> Result<Tensor, TrainerError> {
+        self.check_shape(name, shape)?;
+        Ok(self.read(name)?.f_to_device(device)?)
+    }
+
     fn stored(&self, name: &str) -> Result<&StoredTensor, TrainerError> {
         self.tensors.get(name).ok_or_else(|| self.fail(name, "missing".to_owned()))
     }

@@ -73,6 +73,7 @@ fn dtype(kind: Kind) -> io::Result<Dtype> {
         Kind::Half => Ok(Dtype::F16),
         Kind::BFloat16 => Ok(Dtype::BF16),
         Kind::Int64 => Ok(Dtype::I64),
+        Kind::Uint8 => Ok(Dtype::U8),
         other => Err(io::Error::other(format!("tensors of kind {other:?} are not written"))),
     }
 }

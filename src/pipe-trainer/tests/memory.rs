@@ -23,7 +23,9 @@ fn fitted(ended: &Ended) -> Option<&Fitted> {
 
 #[test]
 fn worst_first_changes_no_bit() {
-    for (optimizer, precision) in [("adamw", "fp32"), ("adamw", "fp16-mixed"), ("adafactor", "bf16")] {
+    for (optimizer, precision) in
+        [("adamw", "fp32"), ("adamw", "fp16-mixed"), ("adamw8bit", "bf16"), ("adafactor", "bf16")]
+    {
         let [with, without] = [true, false].map(|worst_first| {
             let mut bench = Bench::recipes();
             bench.set("/train/steps", json!(4)).set("/memory/worst_first", json!(worst_first));

@@ -196,7 +196,7 @@ fn expect_the_same_bits(cases: &[(&str, &str)]) {
 
 #[test]
 fn the_same_ranks_give_the_same_bits() {
-    expect_the_same_bits(&[("adamw", "fp32"), ("adafactor", "bf16")]);
+    expect_the_same_bits(&[("adamw", "fp32"), ("adamw8bit", "fp32"), ("adafactor", "bf16")]);
 }
 
 #[test]

@@ -19,7 +19,7 @@ fn bench() -> Bench {
 
 #[test]
 fn a_run_that_was_stopped_and_killed_ends_with_the_same_bits() {
-    expect_the_same_bits(&[("adamw", "fp32"), ("adafactor", "fp16-mixed")]);
+    expect_the_same_bits(&[("adamw", "fp32"), ("adamw8bit", "bf16"), ("adafactor", "fp16-mixed")]);
 }
 
 #[test]

@@ -1,4 +1,4 @@
-// Compiles and launches the kernels of kernels.cu and attention.cu. NVRTC and the driver are found when they are first needed: libcaffe2_nvrtc.so
+// Compiles and launches the kernels of kernels.cu, quantized.cu and attention.cu. NVRTC and the driver are found when they are first needed: libcaffe2_nvrtc.so
 // of libtorch is linked with both, so that one handle has the functions of either.
 
 #pragma once

@@ -231,7 +231,7 @@ impl FeedForward<'_> {
 }
 
 /// The number of a kind in torch, of those that the kernels know.
-fn scalar_type(kind: Kind) -> Result<c_int, TchError> {
+pub(super) fn scalar_type(kind: Kind) -> Result<c_int, TchError> {
     match kind {
         Kind::Half => Ok(5),
         Kind::Float => Ok(6),

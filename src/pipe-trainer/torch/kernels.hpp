@@ -1,4 +1,4 @@
-// Every kernel of kernels.cu and attention*.cu that can be launched: its name, its threads and its shared memory. Launchers ask here, and
+// Every kernel of kernels.cu, quantized.cu and attention*.cu that can be launched: its name, its threads and its shared memory. Launchers ask here, and
 // tests/cuda_on_cpu/nvrtc.cpp compiles all of them for every kind of card. Needs nothing but the standard library.
 
 #pragma once
@@ -142,12 +142,21 @@ inline Kernel adamw_bf16() { return {"adamw_bf16", 256}; }
 inline Kernel round_to_bf16() { return {"round_to_bf16", 256}; }
 inline Kernel spin() { return {"spin", 512}; }
 
+// --- Quantized weights and moments ----------------------------------------------------------------------------------------------
+
+inline Kernel dequantize_nf4(Type type) { return {"dequantize_nf4<" + name(type) + ">", 256}; }
+inline Kernel dequantize_int8(Type type) { return {"dequantize_int8<" + name(type) + ">", 128}; }
+// Of parameters in bf16 or fp32.
+inline Kernel adamw_8bit(Type type) { return {"adamw_8bit<" + name(type) + ">", 256}; }
+
 // --- All of them --------------------------------------------------------------------------------------------------------------
 
 // Those that every card has.
 inline std::vector<Kernel> general() {
-  std::vector<Kernel> all{adamw_bf16(), round_to_bf16(), spin()};
+  std::vector<Kernel> all{adamw_bf16(), round_to_bf16(), spin(), adamw_8bit(Type::bf16), adamw_8bit(Type::f32)};
   for (auto type : TYPES) {
+    all.push_back(dequantize_nf4(type));
+    all.push_back(dequantize_int8(type));
     all.push_back(drop_weights(type));
     all.push_back(cross_entropy(type));
     all.push_back(turn(type));

@@ -19,6 +19,7 @@
 #include "chunked_attention.hpp"
 #include "functions.hpp"
 #include "graph.hpp"
+#include "quantized.hpp"
 #include "ranks.hpp"
 
 namespace {
@@ -233,6 +234,15 @@ struct AdamWStep {
   uint64_t step;
 };
 
+// The numbers of a step as the kernels take them.
+AdamW adamw_of(const AdamWStep& numbers, uint64_t seed) {
+  auto [lr, beta1, beta2, eps, decay, step] = numbers;
+  double correction1 = 1 - std::pow(beta1, double(step)), correction2 = 1 - std::pow(beta2, double(step));
+  // Differs from step to step in bits that the hash spreads.
+  auto noise = uint32_t((step * 0x9E3779B97F4A7C15ull ^ seed * 0xD1B54A32D192ED03ull) >> 32);
+  return {float(lr), float(beta1), float(beta2), float(eps), float(decay), float(std::sqrt(correction2)), float(lr / correction1), noise};
+}
+
 }  // namespace
 
 extern "C" {
@@ -245,24 +255,62 @@ char* pipe_adamw(Tensor** p, Tensor** g, Tensor** m, Tensor** v, size_t count, T
     if (count == 0) return;
     at::NoGradGuard no_grad;
     auto params = list(p, count), grads = list(g, count), averages = list(m, count), squares = list(v, count);
-    auto [lr, beta1, beta2, eps, decay, step] = *numbers;
     if (seed == nullptr) {
+      auto [lr, beta1, beta2, eps, decay, step] = *numbers;
       auto inverse = scale->reciprocal();
       std::vector<Tensor> steps(count, at::full({}, double(step), inverse.options()));
       at::_fused_adamw_(params, grads, averages, squares, {}, steps, lr, beta1, beta2, decay, eps, false, false, inverse,
                         std::nullopt);
       return;
     }
-    double correction1 = 1 - std::pow(beta1, double(step)), correction2 = 1 - std::pow(beta2, double(step));
-    // Differs from step to step in bits that the hash spreads.
-    auto noise = uint32_t((step * 0x9E3779B97F4A7C15ull ^ *seed * 0xD1B54A32D192ED03ull) >> 32);
-    AdamW s{float(lr), float(beta1), float(beta2), float(eps), float(decay), float(std::sqrt(correction2)),
-            float(lr / correction1), noise};
+    auto s = adamw_of(*numbers, *seed);
     if (params[0].is_cuda()) return adamw_bf16_cuda(params, grads, averages, squares, *scale, s);
     for (size_t i = 0; i < count; i++) {
       adamw_bf16_cpu(params[i], grads[i], averages[i], squares[i], scale->item<float>(), s);
     }
   });
+}
+
+// The same with moments of 8 bits. `tensors` has as many as `count` of parameters, then of gradients, of codes of averages and of squares, and
+// of the scales of either. `maps` [2, 256] are the numbers of the codes.
+char* pipe_adamw_8bit(Tensor** tensors, size_t count, Tensor* maps, Tensor* scale, const AdamWStep* numbers, uint64_t seed) {
+  return guarded([&] {
+    if (count == 0) return;
+    at::NoGradGuard no_grad;
+    std::vector<NarrowMoments> all;
+    auto of = [&](size_t what, size_t i) { return *tensors[what * count + i]; };
+    for (size_t i = 0; i < count; i++) all.push_back({of(0, i), of(1, i), of(2, i), of(3, i), of(4, i), of(5, i)});
+    NarrowStep step{adamw_of(*numbers, seed), float(1 - numbers->beta1), float(1 - numbers->beta2)};
+    if (all[0].p.is_cuda()) return update_8bit_on_card(all, *maps, *scale, step);
+    auto* by_code = maps->data_ptr<float>();
+    auto factor = scale->item<float>();
+    for (auto& one : all) {
+      if (one.p.scalar_type() == at::kBFloat16) update_8bit<at::BFloat16>(one, by_code, factor, step);
+      else update_8bit<float>(one, by_code, factor, step);
+    }
+  });
+}
+
+// As `QuantizedTensors` in quantized.rs. The last two are null for weights of 8 bits.
+struct QuantizedTensors {
+  Tensor *codes, *scales, *scales_of_scales, *map;
+  double offset;
+  int64_t rows, columns;
+
+  QuantizedWeight weight() const {
+    return {*codes, *scales, optional(scales_of_scales).value_or(Tensor()), optional(map).value_or(Tensor()), offset, rows, columns};
+  }
+};
+
+char* pipe_dequantize(const QuantizedTensors* weight, int type, Tensor** out) {
+  return guarded([&] {
+    at::NoGradGuard no_grad;
+    *out = new Tensor(weight->weight().wide(at::ScalarType(type)));
+  });
+}
+
+char* pipe_quantized_linear(Tensor* in, Tensor* bias, const QuantizedTensors* weight, Tensor** out) {
+  return guarded([&] { *out = new Tensor(QuantizedLinear::apply(*in, optional(bias), weight->weight())); });
 }
 
 // Rounds `wide` (fp32) stochastically into `into` (bf16).

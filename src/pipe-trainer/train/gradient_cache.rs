@@ -162,7 +162,8 @@ mod tests {
             "vocab_size": 40, "max_position_embeddings": 9, "eos_token_id": 1, "image_size": 8, "patch_size": 4,
         });
         let config = json!({ "projection_dim": 12, "text_config": tower, "vision_config": tower });
-        let model = pipeline::Model { arch: Arch::Clip, task: None, from: None, config: config.as_object().cloned() };
+        let (config, quantize) = (config.as_object().cloned(), pipeline::Quantize::None);
+        let model = pipeline::Model { arch: Arch::Clip, task: None, from: None, config, quantize };
         let setup = Setup { dropout: Some(dropout), ..setup };
         Definition::from_spec(&model).unwrap().build(&Start::Random { seed: 3 }, &setup).unwrap()
     }

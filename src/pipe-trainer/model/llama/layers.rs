@@ -11,7 +11,7 @@ use crate::model::attention::{Scores, attend};
 use crate::model::layers::{FeedForward, Linear, RmsNorm, activate_gated, merge_heads, split_heads};
 use crate::model::pass::{self, Pass};
 use crate::model::setup::hidden_score;
-use crate::model::weights::{SharedTensor, Weights};
+use crate::model::weights::{SharedTensor, Weight, Weights};
 use crate::torch;
 
 pub struct Layer {
@@ -132,12 +132,12 @@ enum Gated {
 
 impl Gated {
     fn new([gate, up, down]: [Linear; 3], activation: Activation) -> Self {
-        let is_plain = up.bias.is_none() && [&gate, &up, &down].iter().all(|layer| layer.adapter.is_none());
-        match is_plain {
-            true => {
-                Self::Fused(FeedForward { first: gate, gate: Some(up.weight), second: down, activation, drops: false })
+        let is_plain = [&gate, &up, &down].iter().all(|layer| layer.plain().is_some());
+        match up {
+            Linear { weight: Weight::Wide(up), bias: None, .. } if is_plain => {
+                Self::Fused(FeedForward { first: gate, gate: Some(up), second: down, activation, drops: false })
             }
-            false => Self::Layers { gate, up, down, activation },
+            up => Self::Layers { gate, up, down, activation },
         }
     }
 

@@ -276,7 +276,7 @@ impl FeedForward {
         let dense = |name: &str| Linear::without_bias(weights, &format!("{layer}.DenseReluDense.{name}"));
         let FeedForwardKind { gated, activation } = config.feed_forward;
         let first = dense(if gated { "wi_0" } else { "wi" });
-        let gate = gated.then(|| dense("wi_1").weight);
+        let gate = gated.then(|| weights.get(&format!("{layer}.DenseReluDense.wi_1.weight")));
         Self {
             layer_norm: norm(config, weights, &format!("{layer}.layer_norm")),
             layers: layers::FeedForward { first, gate, second: dense("wo"), activation, drops: true },

@@ -59,7 +59,7 @@ impl Vit {
         let narrow = |tensor: &Tensor| tensor.f_to_kind(pass.compute);
         let bias = self.projection.bias.as_deref().map(narrow).transpose()?;
         let stride = [self.config.vision.patch_size; 2];
-        let weight = narrow(&self.projection.weight)?;
+        let weight = narrow(self.projection.plain().expect("it has no adapter"))?;
         let patches = narrow(pixel_values)?.f_conv2d(&weight, bias.as_ref(), stride, [0, 0], [1, 1], 1)?;
         let patches = patches.f_flatten(2, 3)?.f_transpose(1, 2)?.f_to_kind(self.cls_token.kind())?;
         let (samples, _, width) = patches.size3()?;

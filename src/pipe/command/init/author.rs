@@ -5,7 +5,7 @@ use std::io::{BufRead, IsTerminal};
 use std::path::Path;
 
 use pipe_data::DataTable;
-use pipe_spec::pipeline::{Arch, CONTEXT, CONVERSATION, Model, ModelTask, Task};
+use pipe_spec::pipeline::{Arch, CONTEXT, CONVERSATION, Model, ModelTask, Quantize, Task};
 use pipe_spec::text::{ByteSize, Name};
 
 use super::draft::{Answers, Draft};
@@ -50,7 +50,7 @@ impl Author<'_> {
         let survey = survey.filter(|survey| survey.rows > 0 && !survey.columns.is_empty());
         let arch = self.arch(&train, survey.as_ref(), base)?;
         let task = self.task(arch, survey.as_ref());
-        let model = Model { arch, task, from: None, config: None };
+        let model = Model { arch, task, from: None, config: None, quantize: Quantize::None };
         let fields = self.fields(&train, survey.as_ref(), &model)?;
         let eval = self.eval(&train, model.task())?;
         let from = self.model(arch)?;
@@ -65,6 +65,9 @@ impl Author<'_> {
         }
         let total = gpu_memory.map(|size| size.0).or(machine.map(|card| card.total));
         draft.has_adapter = measure::wants_adapter(&draft, total);
+        if draft.has_adapter {
+            draft.quantize = measure::quantize(&draft, total);
+        }
         if let Some(batch) = total.and_then(|total| measure::largest_batch(&draft, total)) {
             draft.batch = batch;
         }

@@ -8,7 +8,7 @@ use pipe_spec::model_folder;
 use pipe_spec::pipeline::{
     Adapter, Arch, Augment, BatchSetting, COMPLETION, CONTEXT, CONVERSATION, ClassWeights, Data, Evaluate, Every,
     IGNORED_COLUMNS, Limit, Memory, Metric, Model, ModelTask, Note, Optimizer, PROMPT, Paths, PipelineFile, Precision,
-    Save, Schedule, ScheduleKind, Task, TrainFile, Warmup,
+    Quantize, Save, Schedule, ScheduleKind, Task, TrainFile, Warmup,
 };
 use pipe_spec::text::{ByteSize, Name};
 use serde_json::Value;
@@ -44,7 +44,7 @@ pub struct Answers {
 
 impl Answers {
     pub fn task(&self) -> Task {
-        Model { arch: self.arch, task: self.task, from: None, config: None }.task()
+        Model { arch: self.arch, task: self.task, from: None, config: None, quantize: Quantize::None }.task()
     }
 }
 
@@ -66,6 +66,8 @@ pub struct Draft {
     pub batch: u32,
     /// Whether an adapter is trained, and not all weights.
     pub has_adapter: bool,
+    /// How the weights beside an adapter are kept.
+    pub quantize: Quantize,
 }
 
 impl Draft {
@@ -123,6 +125,7 @@ impl Draft {
             // A row of a table is small.
             batch: settings.effective_batch.min(if is_small || task == Task::Table { u32::MAX } else { 8 }),
             has_adapter: false,
+            quantize: Quantize::None,
             answers,
         }
     }
@@ -155,7 +158,8 @@ impl Draft {
         let Answers { arch, from, .. } = &self.answers;
         let config = || (pipe_model::starter(*arch).config)(&self.sizes);
         let task = self.answers.task;
-        Model { arch: *arch, task, from: from.clone(), config: from.is_none().then(config) }
+        let config = from.is_none().then(config);
+        Model { arch: *arch, task, from: from.clone(), config, quantize: self.quantize }
     }
 
     fn data(&self) -> Data {
@@ -239,6 +243,9 @@ impl Draft {
             Note::new("model.config", format!("from scratch; keys as in config.json. {fits}")),
             Note::new("model.from", weights).example(pipe_model::starter(*arch).hub.unwrap_or_default()),
         ];
+        if !self.quantize.is_none() {
+            notes.push(Note::new("model.quantize", "4 bits a weight: 16 would not fit; or int8, none"));
+        }
         if self.has_adapter {
             let why = "small matrices are trained beside the weights: all of them would not fit";
             notes.push(Note::new("adapter.rank", why));
@@ -435,6 +442,7 @@ mod tests {
         };
         Draft {
             has_adapter: false,
+            quantize: Quantize::None,
             answers,
             sizes: StarterSizes { model, vocabulary: 300, length: 64, features: 4, window: 20, classes: 3 },
             limits: Limits::unknown(arch.task()),

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use pipe_spec::Inspection;
 use pipe_spec::model_folder::CONFIG;
-use pipe_spec::pipeline::{Arch, BatchSetting, Checkpointing, Task};
+use pipe_spec::pipeline::{Arch, BatchSetting, Checkpointing, Quantize, Task};
 use serde_json::{Map, Value};
 
 use super::draft::{Answers, Draft};
@@ -153,22 +153,39 @@ pub fn largest_batch(draft: &Draft, total: u64) -> Option<u32> {
 /// Bytes that a parameter takes while all of them are trained in mixed precision with AdamW: itself, its gradient and two moments.
 const BYTES_TRAINED: u64 = 16;
 
+/// Bytes that a parameter takes beside an adapter.
+const BYTES_FROZEN: u64 = 2;
+
 /// The largest model whose weights are all trained where the memory of the card is not known.
 const SMALL_ENOUGH: u64 = 1_000_000_000;
 
 /// Whether an adapter is to be trained instead of all weights, because a card of `total` bytes would not hold them.
 pub fn wants_adapter(draft: &Draft, total: Option<u64>) -> bool {
-    let Answers { arch, from: Some(from), .. } = &draft.answers else { return false };
-    if pipe_model::architecture(*arch).adapts.is_empty() {
-        return false;
-    }
-    let config = config_folder(from, HubAccess::Check).ok().and_then(|folder| read_config(&folder));
-    let Some(Ok(config)) = config.map(|config| pipe_model::read_config(*arch, &config)) else { return false };
-    let parameters: u64 = config.parameters().iter().map(pipe_model::Parameter::count).sum();
+    let Some(parameters) = parameters_beside_adapter(draft) else { return false };
     match total {
         Some(total) => parameters.saturating_mul(BYTES_TRAINED) > total / 4 * 3,
         None => parameters > SMALL_ENOUGH,
     }
+}
+
+/// How the weights beside an adapter are kept: in 4 bits where a card of `total` bytes would not hold them in 16.
+pub fn quantize(draft: &Draft, total: Option<u64>) -> Quantize {
+    let is_large = |(parameters, total): (u64, u64)| parameters.saturating_mul(BYTES_FROZEN) > total / 4 * 3;
+    match parameters_beside_adapter(draft).zip(total).is_some_and(is_large) {
+        true => Quantize::Nf4,
+        false => Quantize::None,
+    }
+}
+
+/// How many parameters a trained model has that can have an adapter.
+fn parameters_beside_adapter(draft: &Draft) -> Option<u64> {
+    let Answers { arch, from: Some(from), .. } = &draft.answers else { return None };
+    if pipe_model::architecture(*arch).adapts.is_empty() {
+        return None;
+    }
+    let config = config_folder(from, HubAccess::Check).ok().and_then(|folder| read_config(&folder))?;
+    let config = pipe_model::read_config(*arch, &config).ok()?;
+    Some(config.parameters().iter().map(pipe_model::Parameter::count).sum())
 }
 
 #[cfg(test)]

@@ -71,10 +71,14 @@ impl Key {
     }
 }
 
-/// A name for a model that changes with anything about it, and with the size of an adapter that is trained in place of its weights.
+/// A name for a model that changes with anything about it, how its weights are kept, and with the size of an adapter that is trained in
+/// place of them.
 pub fn model_hash(model: &Model, config: &serde_json::Map<String, Value>, adapter: Option<&Adapter>) -> String {
     let sorted: std::collections::BTreeMap<&String, &Value> = config.iter().collect();
     let mut text = serde_json::to_string(&(model.arch, sorted)).expect("a config is plain data");
+    if !model.quantize.is_none() {
+        text += &serde_json::to_string(&model.quantize).expect("a name is plain data");
+    }
     if let Some(Adapter { rank, targets, from, dropout, .. }) = adapter {
         let size = (rank, targets, from, *dropout > 0.0);
         text += &serde_json::to_string(&size).expect("an adapter is plain data");
@@ -248,6 +252,8 @@ impl LedgerJob {
 
 #[cfg(test)]
 mod tests {
+    use pipe_spec::pipeline::Quantize;
+
     use super::*;
 
     pub fn fact(batch: u32, fits: bool, capacity: u64) -> Fact {
@@ -292,12 +298,16 @@ mod tests {
 
     #[test]
     fn an_adapter_is_another_model_to_fit() {
-        let model = Model { arch: pipe_spec::pipeline::Arch::ALL[0], task: None, from: None, config: None };
+        let arch = pipe_spec::pipeline::Arch::ALL[0];
+        let model = Model { arch, task: None, from: None, config: None, quantize: Quantize::None };
         let hash = |adapter: Option<&Adapter>| model_hash(&model, &serde_json::Map::new(), adapter);
         let (small, large) = (Adapter::default(), Adapter { rank: 64.try_into().unwrap(), ..Adapter::default() });
         assert_ne!(hash(None), hash(Some(&small)));
         assert_ne!(hash(Some(&large)), hash(Some(&small)));
         assert_eq!(hash(Some(&Adapter { alpha: Some(3.0), ..small.clone() })), hash(Some(&small)));
+        let [none, nf4, int8] = [Quantize::None, Quantize::Nf4, Quantize::Int8]
+            .map(|quantize| model_hash(&Model { quantize, ..model.clone() }, &serde_json::Map::new(), Some(&small)));
+        assert!(none == hash(Some(&small)) && none != nf4 && nf4 != int8 && none != int8);
     }
 
     #[test]

@@ -1,0 +1,119 @@
+//! Weights of 4 and 8 bits in products, and AdamW with moments of 8 bits.
+
+use std::ffi::{c_char, c_int};
+
+use tch::{Kind, TchError, Tensor};
+use torch_sys::C_tensor;
+
+use super::call::{checked, optional, pointer, pointers, returned};
+use super::fused::scalar_type;
+use super::optimizer::AdamWStep;
+
+/// As in shim.cpp.
+#[repr(C)]
+struct QuantizedTensors {
+    codes: *mut C_tensor,
+    scales: *mut C_tensor,
+    scales_of_scales: *mut C_tensor,
+    map: *mut C_tensor,
+    offset: f64,
+    rows: i64,
+    columns: i64,
+}
+
+unsafe extern "C" {
+    fn pipe_dequantize(weight: *const QuantizedTensors, kind: c_int, out: *mut *mut C_tensor) -> *mut c_char;
+    fn pipe_quantized_linear(
+        input: *mut C_tensor,
+        bias: *mut C_tensor,
+        weight: *const QuantizedTensors,
+        out: *mut *mut C_tensor,
+    ) -> *mut c_char;
+    fn pipe_adamw_8bit(
+        tensors: *const *mut C_tensor,
+        count: usize,
+        maps: *mut C_tensor,
+        scale: *mut C_tensor,
+        step: *const AdamWStep,
+        seed: u64,
+    ) -> *mut c_char;
+}
+
+/// A matrix of few bits for each number.
+pub struct QuantizedMatrix<'a> {
+    /// Of 4 bits two in a byte, the first in its upper half; of 8 bits [rows, columns].
+    pub codes: &'a Tensor,
+    /// Of 4 bits a code for each block of 64; of 8 bits a number for each row.
+    pub scales: &'a Tensor,
+    /// Of 4 bits alone.
+    pub outer: Option<OuterScales<'a>>,
+    pub rows: i64,
+    pub columns: i64,
+}
+
+/// What codes of scales stand for.
+pub struct OuterScales<'a> {
+    /// The scale of 256 of them.
+    pub scales: &'a Tensor,
+    /// The numbers of the 256 codes.
+    pub map: &'a Tensor,
+    /// Added to every scale.
+    pub offset: f32,
+}
+
+impl QuantizedMatrix<'_> {
+    /// The matrix in `kind`.
+    pub fn wide(&self, kind: Kind) -> Result<Tensor, TchError> {
+        let (tensors, kind) = (self.tensors(), scalar_type(kind)?);
+        // SAFETY: the pointers are of living tensors, or null.
+        returned(|out| unsafe { pipe_dequantize(&raw const tensors, kind, out) })
+    }
+
+    /// The product of `input` with it, in the kind of `input`: the matrix is wide as long as that takes, and again for the gradient.
+    pub fn linear(&self, input: &Tensor, bias: Option<&Tensor>) -> Result<Tensor, TchError> {
+        let tensors = self.tensors();
+        // SAFETY: as above.
+        returned(|out| unsafe { pipe_quantized_linear(pointer(input), optional(bias), &raw const tensors, out) })
+    }
+
+    fn tensors(&self) -> QuantizedTensors {
+        QuantizedTensors {
+            codes: pointer(self.codes),
+            scales: pointer(self.scales),
+            scales_of_scales: optional(self.outer.as_ref().map(|outer| outer.scales)),
+            map: optional(self.outer.as_ref().map(|outer| outer.map)),
+            offset: self.outer.as_ref().map_or(0.0, |outer| outer.offset.into()),
+            rows: self.rows,
+            columns: self.columns,
+        }
+    }
+}
+
+/// Parameters of one kind with their gradients, and moments of 8 bits: a code for each number, and the scale of each 256 of them.
+#[derive(Default)]
+pub struct NarrowGroup<'a> {
+    pub parameters: Vec<&'a Tensor>,
+    pub gradients: Vec<&'a Tensor>,
+    pub averages: Vec<&'a Tensor>,
+    pub squares: Vec<&'a Tensor>,
+    pub average_scales: Vec<&'a Tensor>,
+    pub square_scales: Vec<&'a Tensor>,
+}
+
+/// Updates a group in place. `scale` (fp32, on their device) multiplies the gradients; `maps` [2, 256] are the numbers that a code of an
+/// average, and one of a square, stands for. Parameters in bf16 are rounded stochastically with noise of `seed`.
+pub fn adamw_8bit(
+    group: &NarrowGroup<'_>,
+    maps: &Tensor,
+    scale: &Tensor,
+    step: &AdamWStep,
+    seed: u64,
+) -> Result<(), TchError> {
+    let NarrowGroup { parameters, gradients, averages, squares, average_scales, square_scales } = group;
+    let all = [parameters, gradients, averages, squares, average_scales, square_scales];
+    let count = parameters.len();
+    assert!(all.iter().all(|one| one.len() == count), "a group has one of each");
+    let tensors: Vec<*mut C_tensor> = all.iter().flat_map(|one| pointers(one)).collect();
+    // SAFETY: the pointers are of living tensors, and there are `count` of each.
+    checked(unsafe { pipe_adamw_8bit(tensors.as_ptr(), count, pointer(maps), pointer(scale), step, seed) })
+}

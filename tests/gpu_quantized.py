@@ -1,0 +1,99 @@
+#!/usr/bin/env python3
+"""Quantized weights on a card: what they stand for, to the bit of the CPU; a small llama beside transformers, and trained as on the CPU; and
+the times and memory of steps of a Llama with 8 billion random parameters.
+
+usage: gpu_quantized.py --bin FOLDER-OF-THE-BINARIES [bits] [parity] [training] [steps]
+Needs a python3 with torch and safetensors, and a CUDA card."""
+import argparse
+import glob
+import json
+import os
+import subprocess
+import tempfile
+
+import torch
+from safetensors.torch import load_file
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+FIXTURES = os.path.join(HERE, "fixtures")
+ENV = {**os.environ, "LD_LIBRARY_PATH": os.path.join(torch.__path__[0], "lib")}
+
+
+def ended(*words, cwd=None):
+    run = subprocess.run(words, env=ENV, capture_output=True, text=True, cwd=cwd)
+    if run.returncode != 0:
+        raise SystemExit(f"FAILED: {' '.join(words)}\n{run.stderr[-1500:]}")
+    return run.stdout
+
+
+def say(is_right, what):
+    print(f"{'ok' if is_right else 'FAILED'}: {what}", flush=True)
+
+
+def bits(binaries):
+    cpu, card = (json.loads(ended(f"{binaries}/pipe-trainer-bench", "quantized-weights", *more)) for more in ((), ("--cuda",)))
+    differ = [name for name in cpu if cpu[name] != card[name]]
+    say(len(cpu) > 30 and not differ, f"{len(cpu)} matrices made wide are the same bits on both: {differ or 'all'}")
+
+
+def parity(binaries):
+    folder = os.path.join(FIXTURES, "llama-nf4")
+    want = load_file(os.path.join(folder, "expect.safetensors"))
+    for precision, most in (("fp32", 1e-4), ("bf16", 5e-2)):
+        for more in ((), ("--checkpointing",)):
+            with tempfile.TemporaryDirectory() as work:
+                out = os.path.join(work, "out.safetensors")
+                ended(f"{binaries}/pipe-trainer-bench", "parity", "--model", folder, "--adapter", f"{folder}/adapter", "--quantize", "nf4", "--batch",
+                      f"{folder}/batch.safetensors", "--out", out, "--precision", precision, "--cuda", *more)
+                got = load_file(out)
+            apart = max(float((got[name] - want[name]).abs().max() / want[name].abs().max()) for name in want)
+            say(apart < most, f"llama-nf4 in {precision} {' '.join(more)}: at most {apart:.1e} from transformers, PEFT and bitsandbytes")
+
+
+def training(binaries):
+    model = os.path.join(FIXTURES, "chat-llama-lora")
+    with tempfile.TemporaryDirectory() as work:
+        for quantize in ("nf4", "int8"):
+            for optimizer in ("adamw", "adamw8bit"):
+                curves = []
+                for gpus, batch in ((0, 8), (1, 8), (1, 3)):
+                    open(os.path.join(work, "chat.yaml"), "w").write(
+                        f"version: 1\nname: chat-{quantize}-{optimizer}-{gpus}-{batch}\nmodel: {{from: {model}, quantize: {quantize}}}\n"
+                        "adapter: {rank: 64, dropout: 0.1}\n"
+                        f"data: {{train: {model}/train.jsonl, fields: {{messages: messages}}, max_length: 96}}\n"
+                        f"train: {{steps: 20, batch: {batch}, effective_batch: 8, precision: fp32, optimizer: {{kind: {optimizer}, lr: 2.0e-3}}}}\n"
+                        f"container: {{gpus: {gpus}}}\nengine: process\n")
+                    ended(f"{binaries}/pipe", "run", "chat.yaml", cwd=work)
+                    run = max(glob.glob(f"{work}/runs/chat-{quantize}-{optimizer}-{gpus}-{batch}-*"), key=os.path.getmtime)
+                    events = [json.loads(line) for line in open(f"{run}/events.jsonl")]
+                    curves.append([event["loss"] for event in events if event["type"] == "step"])
+                cpu, card, cut = curves
+                apart = [max(abs(a - b) for a, b in zip(cpu, other)) for other in (card, cut)]
+                # A moment of 8 bits between two codes may go to either.
+                most = 1e-4 if optimizer == "adamw" else 2e-2
+                say(len(cpu) == len(card) == len(cut) == 20 and cpu[-1] < cpu[0] - 0.1 and max(apart) < most,
+                    f"{quantize}, {optimizer}: losses {cpu[0]:.3f} to {cpu[-1]:.3f}; the card is {apart[0]:.1e} from the CPU, cut {apart[1]:.1e}")
+
+
+def steps(binaries):
+    large = ["--model", "llama-8b", "--lora", "16", "--precision", "bf16", "--steps", "8"]
+    shapes = [["--batch", "4", "--source", "2048", "--checkpointing"], ["--batch", "1", "--source", "1024"],
+              ["--batch", "1", "--source", "1024", "--checkpointing"]]
+    print(f"{'Llama 8B, LoRA 16':60} {'ms':>8} {'GiB':>7} {'reserved':>8}")
+    for shape in shapes:
+        for kind in ([], ["--quantize", "nf4"], ["--quantize", "nf4", "--optimizer", "adamw8bit"], ["--quantize", "int8"]):
+            found = json.loads(ended(f"{binaries}/pipe-trainer-bench", "steps", *large, *shape, *kind))
+            print(f"{' '.join(shape + kind):60} {found['ms']:8.1f} {found['peak_allocated']:7.2f} {found['peak_reserved']:8.2f}", flush=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--bin", required=True)
+    parser.add_argument("parts", nargs="*", default=["bits", "parity", "training", "steps"])
+    given = parser.parse_args()
+    for name, part in (("bits", bits), ("parity", parity), ("training", training), ("steps", steps)):
+        if name in given.parts:
+            part(os.path.abspath(given.bin))
+
+
+main()
