@@ -56,6 +56,11 @@ const OTHERS: &[&str] = &[
     "deberta-conv",
     "deberta-absolute",
     "deberta-encoder",
+    "t5-lora",
+    "bert-lora",
+    "roberta-lora",
+    "deberta-lora",
+    "clip-lora",
     "llama-biases",
     "llama-linear",
     "llama-lora",
@@ -113,11 +118,16 @@ pub fn expected(name: &str) -> Value {
 /// What `model` computes for the batch of the fixture `name`, against what transformers computed for it. The folder that
 /// comes back holds it as out.safetensors.
 pub fn compare(name: &str, model: &Path) -> Folder {
+    compare_with(name, model, &[])
+}
+
+/// The same with more arguments.
+pub fn compare_with(name: &str, model: &Path, more: &[&str]) -> Folder {
     let folder = Folder::new();
     let text = |path: PathBuf| path.display().to_string();
     let (batch, out) = (text(fixture(name).join("batch.safetensors")), text(folder.path().join("out.safetensors")));
     let model = text(model.to_owned());
-    let figures = run_parity(&model, &batch, &out).exits(0).json();
+    let figures = run_parity(&model, &batch, &out, more).exits(0).json();
     let expected = expected(name);
     for key in ["loss", "grad_norm"] {
         // A newly initialised head has no expected value.

@@ -19,8 +19,8 @@ pub fn run_trainer(args: &[&str]) -> Answer {
 }
 
 /// One batch of a fixture through a model: what `pipe-trainer-bench parity` prints.
-pub fn run_parity(model: &str, batch: &str, out: &str) -> Answer {
-    let mut args = vec!["parity", "--model", model, "--batch", batch, "--out", out];
+pub fn run_parity(model: &str, batch: &str, out: &str, more: &[&str]) -> Answer {
+    let mut args = [&["parity", "--model", model, "--batch", batch, "--out", out], more].concat();
     let adapter = format!("{model}/adapter");
     if Path::new(&adapter).is_dir() {
         args.extend(["--adapter", &adapter]);

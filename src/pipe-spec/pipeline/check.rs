@@ -168,7 +168,7 @@ impl Check<'_> {
             },
         }
         if let Some(Model { arch, task: Some(task), .. }) = &file.model
-            && !arch.labels_tokens()
+            && !arch.tasks().contains(task)
         {
             let found = format!("found {:?}, which {} has no head for; leave it out", task.name(), arch.name());
             self.problem("model.task", found);
@@ -176,6 +176,10 @@ impl Check<'_> {
         let has_weights = file.model.as_ref().is_some_and(|model| model.from.is_some());
         if file.adapter.is_some() && !has_weights {
             self.problem("adapter", "needs trained weights beside which it is trained: give model.from");
+        }
+        let is_preference = file.model.as_ref().is_some_and(|model| model.task() == Task::Preference);
+        if file.train.preference.is_some() && !is_preference {
+            self.problem("train.preference", "only with `model.task: preference`; leave it out");
         }
         if file.adapter.is_none() && file.save.merge {
             self.problem("save.merge", "only with an `adapter`; leave it out");
@@ -449,6 +453,7 @@ impl Check<'_> {
             cuda_graphs: file.cuda_graphs,
             early_stop: file.early_stop.clone(),
             class_weights: file.class_weights,
+            preference: file.preference,
         })
     }
 

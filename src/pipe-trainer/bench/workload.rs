@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use tch::{Device, Kind, TchError, Tensor};
 
 use crate::cli::bench::BenchArgs;
-use crate::data::{Column, IGNORED, Padding, Part, PartShape, Sample};
+use crate::data::{Column, IGNORED, Padding, Part, PartShape, REJECTED_PREFIX, Sample};
 use crate::error::TrainerError;
 use crate::model::{Mode, Model, Weights};
 use crate::torch::{BucketSums, Link};
@@ -128,6 +128,13 @@ pub fn part(args: &BenchArgs, task_data: &TaskData, device: Device) -> Result<Pa
                 .with("pixel_values", maker.real(&[args.batch, *num_channels, size, size])?)
                 .with("labels", maker.whole(classes + 2, &[args.batch])?.f_sub_scalar(2)?)
         }
+        TaskData::Preference { vocab_size, .. } => {
+            let side = |part: Part, prefix: &str| -> Result<Part, TrainerError> {
+                let ids = maker.whole(*vocab_size, &[args.batch, args.source])?;
+                Ok(part.with(&format!("{prefix}labels"), ids.shallow_clone()).with(&format!("{prefix}ids"), ids))
+            };
+            side(side(Part::default(), "")?, REJECTED_PREFIX)?
+        }
         TaskData::Language { vocab_size, .. } => {
             let ids = maker.whole(*vocab_size, &[args.batch, args.source])?;
             Part::default().with("labels", ids.shallow_clone()).with("ids", ids)
@@ -145,10 +152,18 @@ pub fn as_in_training(
     if !model.packs() {
         return Ok(part);
     }
-    let samples = samples(&part, matches!(task_data, TaskData::TokenLabels { .. } | TaskData::Language { .. }))?;
+    let labels_tokens =
+        matches!(task_data, TaskData::TokenLabels { .. } | TaskData::Language { .. } | TaskData::Preference { .. });
+    let samples = samples(&part, labels_tokens)?;
     let longest = |name: &str| samples.iter().filter_map(|sample| sample.column(name)).map(length).max().unwrap_or(1);
     let padding = |column, with| Padding { column, with, length: None, most: longest(column) };
-    let paddings = [padding("input_ids", 0), padding("ids", 0), padding("labels", IGNORED)];
+    let paddings = [
+        padding("input_ids", 0),
+        padding("ids", 0),
+        padding("labels", IGNORED),
+        padding("rejected_ids", 0),
+        padding("rejected_labels", IGNORED),
+    ];
     let shape = PartShape::new(&paddings, device).packed(samples.len() as u32);
     let shape = if device.is_cuda() && model.is_recordable() { shape.in_few_lengths() } else { shape };
     Ok(shape.collate(&samples)?)
@@ -160,7 +175,8 @@ fn length(column: &Column) -> usize {
 
 /// The samples of a part in which each has a row. Labels may be those of each token.
 fn samples(part: &Part, labels_tokens: bool) -> Result<Vec<Sample>, TrainerError> {
-    const NAMES: [&str; 5] = ["input_ids", "ids", "attention_mask", "token_type_ids", "labels"];
+    const NAMES: [&str; 7] =
+        ["input_ids", "ids", "attention_mask", "token_type_ids", "labels", "rejected_ids", "rejected_labels"];
     let ids = part.find("input_ids").map_or_else(|| part.get("ids"), Ok)?;
     let mut samples: Vec<Sample> = (0..ids.size()[0]).map(|_| Sample { columns: Vec::new(), targets: 1 }).collect();
     for name in NAMES {
@@ -171,7 +187,7 @@ fn samples(part: &Part, labels_tokens: bool) -> Result<Vec<Sample>, TrainerError
             let column = match (row.dim(), row.kind()) {
                 (0, Kind::Int64) => Column::Whole(row.f_int64_value(&[])?),
                 (0, _) => Column::Real(row.f_double_value(&[])? as f32),
-                (_, Kind::Int64) if labels_tokens && name == "labels" => Column::PerToken(Vec::try_from(row)?),
+                (_, Kind::Int64) if labels_tokens && name.ends_with("labels") => Column::PerToken(Vec::try_from(row)?),
                 (_, Kind::Int64) => Column::Tokens(Vec::try_from(row)?),
                 _ => Column::Values { shape: row.size(), values: Vec::try_from(row.f_reshape([-1])?)? },
             };

@@ -37,6 +37,9 @@ pub struct ParityArgs {
     /// The folder of an adapter, as PEFT writes it: its gradients are written in place of the model's
     #[arg(long, value_name = "DIR")]
     pub adapter: Option<PathBuf>,
+    /// The batch has pairs of answers (rejected_ids and rejected_labels beside ids and labels): the loss is that of DPO with this factor
+    #[arg(long)]
+    pub beta: Option<f64>,
     /// The inputs of the model, by name: input_ids, attention_mask, labels and the like
     #[arg(long, value_name = "FILE")]
     pub batch: PathBuf,

@@ -28,19 +28,37 @@ impl Linear {
 
     /// In the kind that the pass computes in.
     pub fn forward(&self, input: &Tensor, pass: Pass) -> Result<Tensor, TrainerError> {
-        let input = input.f_to_kind(pass.compute)?;
-        let output = pass.linear(&input, &self.weight, self.bias.as_deref())?;
-        match &self.adapter {
-            Some(adapter) => adapter.add_to(&output, &input, pass),
-            None => Ok(output),
-        }
+        self.forward_with(self.bias.as_deref(), input, pass)
     }
 
     /// The same with its bias still to be added.
     pub fn product(&self, input: &Tensor, pass: Pass) -> Result<Product<'_>, TrainerError> {
-        let output = pass.linear(&input.f_to_kind(pass.compute)?, &self.weight, None)?;
-        Ok(Product { output, bias: self.bias.as_deref() })
+        Ok(Product { output: self.forward_with(None, input, pass)?, bias: self.bias.as_deref() })
     }
+
+    /// The same of rows that all samples of the step share.
+    pub fn forward_shared(&self, input: &Tensor, pass: Pass) -> Result<Tensor, TrainerError> {
+        let input = input.f_to_kind(pass.compute)?;
+        let output = pass.linear(&input, &self.weight, self.bias.as_deref())?;
+        match self.adapter.as_ref().filter(|_| pass.adapts) {
+            Some(adapter) => adapter.add_to_shared(&output, &input, pass),
+            None => Ok(output),
+        }
+    }
+
+    fn forward_with(&self, bias: Option<&Tensor>, input: &Tensor, pass: Pass) -> Result<Tensor, TrainerError> {
+        let input = input.f_to_kind(pass.compute)?;
+        let output = pass.linear(&input, &self.weight, bias)?;
+        match self.adapter.as_ref().filter(|_| pass.adapts) {
+            Some(adapter) => adapter.add_to(&output, &input, pass),
+            None => Ok(output),
+        }
+    }
+}
+
+/// Whether a layer has an adapter: kernels of several layers know none.
+fn has_adapter<'a>(layers: impl IntoIterator<Item = &'a Linear>) -> bool {
+    layers.into_iter().any(|layer| layer.adapter.is_some())
 }
 
 pub struct LayerNorm {
@@ -165,8 +183,11 @@ impl Product<'_> {
     }
 }
 
-/// Several layers of one input, computed as one. They all have biases.
+/// Several layers of one input, computed as one where none has an adapter. They all have biases, or none has.
 pub fn together<const N: usize>(input: &Tensor, layers: [&Linear; N], pass: Pass) -> Result<[Tensor; N], TrainerError> {
+    if has_adapter(layers) {
+        return each(input, layers, pass);
+    }
     let biases: Vec<&Tensor> = layers.iter().filter_map(|layer| layer.bias.as_deref()).collect();
     Ok(torch::linears(&input.f_to_kind(pass.compute)?, layers.map(|layer| &*layer.weight), biases.try_into().ok())?)
 }
@@ -177,16 +198,26 @@ pub fn together_and_residual(
     layers: [&Linear; 3],
     pass: Pass,
 ) -> Result<([Tensor; 3], Tensor), TrainerError> {
+    if has_adapter(layers) {
+        let input = input.f_to_kind(pass.compute)?;
+        return Ok((each(&input, layers, pass)?, input));
+    }
     let biases: Vec<&Tensor> = layers.iter().filter_map(|layer| layer.bias.as_deref()).collect();
     let weights = layers.map(|layer| &*layer.weight);
     Ok(torch::linears_and_residual(&input.f_to_kind(pass.compute)?, weights, biases.try_into().ok())?)
+}
+
+/// Several layers of one input, one after the other.
+pub fn each<const N: usize>(input: &Tensor, layers: [&Linear; N], pass: Pass) -> Result<[Tensor; N], TrainerError> {
+    let outputs = layers.iter().map(|layer| layer.forward(input, pass)).collect::<Result<Vec<_>, _>>()?;
+    Ok(outputs.try_into().expect("each layer has an output"))
 }
 
 /// Two layers with an activation between them.
 pub struct FeedForward {
     pub first: Linear,
     /// Multiplied by the activation.
-    pub gate: Option<SharedTensor>,
+    pub gate: Option<Linear>,
     pub second: Linear,
     pub activation: Activation,
     /// Whether some of what lies between the layers is dropped.
@@ -214,10 +245,10 @@ impl FeedForward {
         }
         let mut inner = activate(self.activation, &self.first.forward(input, pass)?)?;
         if let Some(gate) = &self.gate {
-            inner = inner.f_mul(&pass.linear(input, gate, None)?)?;
+            inner = inner.f_mul(&gate.forward(input, pass)?)?;
         }
         let inner = if self.drops { pass.drop_out(&inner)? } else { inner };
-        pass.linear(&inner, &self.second.weight, second_bias)
+        self.second.forward_with(second_bias, &inner, pass)
     }
 
     /// Where there are kernels for it.
@@ -227,11 +258,14 @@ impl FeedForward {
         input: &Tensor,
         pass: Pass,
     ) -> Option<torch::FeedForward<'a>> {
+        if has_adapter([&self.first, &self.second].into_iter().chain(&self.gate)) {
+            return None;
+        }
         let inner = self.first.weight.size()[0];
         (input.device().is_cuda() && is_fused(self.activation) && inner % 8 == 0).then(|| torch::FeedForward {
             first: &self.first.weight,
             first_bias: self.first.bias.as_deref(),
-            gate: self.gate.as_deref(),
+            gate: self.gate.as_ref().map(|gate| &*gate.weight),
             second: &self.second.weight,
             second_bias,
             activation: self.activation as i64,

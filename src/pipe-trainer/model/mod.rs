@@ -14,6 +14,7 @@ pub mod layers;
 mod llama;
 mod mu_sota;
 pub mod pass;
+mod preference;
 mod registry;
 mod resnet;
 mod sampling;
@@ -24,7 +25,7 @@ mod vit;
 mod weights;
 
 pub use definition::Definition;
-pub use interface::{Contrastive, Embeddings, Generation, Model};
+pub use interface::{Contrastive, Embeddings, Generation, Model, PairFigures, Pairs};
 pub use pass::{Drawn, DropoutKeys, Mode};
 pub use setup::{Setup, Start};
 pub use weights::Weights;

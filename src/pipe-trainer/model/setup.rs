@@ -1,7 +1,7 @@
 //! How a model is built: what its weights start from, and what it computes in.
 
 use pipe_model::adapter::Lora;
-use pipe_spec::pipeline::{Checkpointing, Precision, Train};
+use pipe_spec::pipeline::{Checkpointing, Precision, Preference, Train};
 use tch::{Device, Kind};
 
 use crate::storage::TensorFiles;
@@ -59,6 +59,8 @@ pub struct Setup {
     pub checkpointing: bool,
     /// The adapter that is trained in place of the weights.
     pub adapter: Option<&'static Lora>,
+    /// The loss of pairs of answers, for a training on them.
+    pub preference: Preference,
 }
 
 impl Setup {
@@ -70,11 +72,13 @@ impl Setup {
             kinds,
             checkpointing: train.checkpointing == Checkpointing::On,
             adapter: None,
+            preference: train.preference.unwrap_or_default(),
         }
     }
 
     /// fp32 on the CPU, as the config says.
     pub fn plain() -> Self {
-        Self { dropout: None, device: Device::Cpu, kinds: Kinds::FP32, checkpointing: false, adapter: None }
+        let (device, preference) = (Device::Cpu, Preference::default());
+        Self { dropout: None, device, kinds: Kinds::FP32, checkpointing: false, adapter: None, preference }
     }
 }

@@ -75,6 +75,7 @@ impl StepSplitter {
             TaskData::Seq2Seq { .. }
                 | TaskData::Classification { .. }
                 | TaskData::TokenLabels { .. }
+                | TaskData::Preference { .. }
                 | TaskData::Language { joins_texts: false, .. }
         );
         let fills = spec.train.split == Split::Fill;

@@ -87,6 +87,7 @@ pub struct Suggestion {
 #[derive(Clone)]
 pub struct Forecaster {
     model: ModelFacts,
+    has_adapter: bool,
     train: Train,
     data: Data,
     memory: Memory,
@@ -105,6 +106,8 @@ pub enum NoForecast {
     Config(#[from] ConfigError),
     #[error("{} has no estimate of memory; `pipe fit` measures the largest batch that fits", arch.name())]
     NoEstimate { arch: Arch },
+    #[error("a training of an adapter has no estimate of memory; `pipe fit` measures the largest batch that fits")]
+    Adapter,
 }
 
 /// A model's config as it was read, with what every estimate of it needs.
@@ -118,6 +121,7 @@ impl Forecaster {
     pub fn new(training: &Training, config: &Map<String, Value>) -> Self {
         Self {
             model: ModelFacts { arch: training.model.arch, config: config.clone() },
+            has_adapter: training.adapter.is_some(),
             train: training.train.clone(),
             data: training.data.clone(),
             memory: training.memory.clone(),
@@ -138,6 +142,9 @@ impl Forecaster {
         let arch = self.model.arch;
         let config = pipe_model::read_config(arch, &self.model.config)?;
         let memory = config.step_memory().ok_or(NoForecast::NoEstimate { arch })?;
+        if self.has_adapter {
+            return Err(NoForecast::Adapter);
+        }
         let model = Model { config: config.as_ref(), memory, parameters: config.parameters() };
         let capacity = self.capacity(card.as_ref().map(|card| card.total));
         let effective_batch = self.train.effective_batch;

@@ -131,9 +131,7 @@ impl Gated {
     fn new([gate, up, down]: [Linear; 3], activation: Activation) -> Self {
         let is_plain = up.bias.is_none() && [&gate, &up, &down].iter().all(|layer| layer.adapter.is_none());
         match is_plain {
-            true => {
-                Self::Fused(FeedForward { first: gate, gate: Some(up.weight), second: down, activation, drops: false })
-            }
+            true => Self::Fused(FeedForward { first: gate, gate: Some(up), second: down, activation, drops: false }),
             false => Self::Layers { gate, up, down, activation },
         }
     }
