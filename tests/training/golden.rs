@@ -9,7 +9,7 @@ use serde_json::Value;
 use crate::harness::folder::repository;
 use crate::harness::suite::transformers;
 use crate::harness::{Folder, Needs, Suite};
-use crate::small_t5::{curve, run_parity};
+use crate::small_t5::{curve, run_parity_with};
 
 /// A model of `tests/fixtures` that has been trained by transformers.
 struct Golden {
@@ -127,7 +127,7 @@ pub fn compare_with(name: &str, model: &Path, more: &[&str]) -> Folder {
     let text = |path: PathBuf| path.display().to_string();
     let (batch, out) = (text(fixture(name).join("batch.safetensors")), text(folder.path().join("out.safetensors")));
     let model = text(model.to_owned());
-    let figures = run_parity(&model, &batch, &out, more).exits(0).json();
+    let figures = run_parity_with(&model, &batch, &out, more).exits(0).json();
     let expected = expected(name);
     for key in ["loss", "grad_norm"] {
         // A newly initialised head has no expected value.

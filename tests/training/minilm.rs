@@ -85,7 +85,7 @@ fn last_hidden_states(rows: &[Vec<i64>]) -> Vec<Vec<Vec<f64>>> {
     folder.write("batch.safetensors", safetensors::serialize(tensors, None).unwrap());
     let (batch, out) = (path("batch.safetensors"), path("out.safetensors"));
     let index = suite::minilm().display().to_string();
-    run_parity(&index, &batch, &out, &[]).exits(0);
+    run_parity(&index, &batch, &out).exits(0);
 
     let bytes = std::fs::read(&out).unwrap();
     let file = SafeTensors::deserialize(&bytes).unwrap();

@@ -19,7 +19,12 @@ pub fn run_trainer(args: &[&str]) -> Answer {
 }
 
 /// One batch of a fixture through a model: what `pipe-trainer-bench parity` prints.
-pub fn run_parity(model: &str, batch: &str, out: &str, more: &[&str]) -> Answer {
+pub fn run_parity(model: &str, batch: &str, out: &str) -> Answer {
+    run_parity_with(model, batch, out, &[])
+}
+
+/// The same with more arguments.
+pub fn run_parity_with(model: &str, batch: &str, out: &str, more: &[&str]) -> Answer {
     let mut args = [&["parity", "--model", model, "--batch", batch, "--out", out], more].concat();
     let adapter = format!("{model}/adapter");
     if Path::new(&adapter).is_dir() {
