@@ -22,9 +22,9 @@ if adapter.is_file():
     config = transformers.AutoConfig.from_pretrained(sys.argv[1])
     model = getattr(transformers, name).from_pretrained(settings["base_model_name_or_path"], config=config, dtype=torch.float32)
     # A key that has no place is a warning there.
-    warnings.simplefilter("error")
+    warnings.simplefilter("error", UserWarning)
     model = peft.PeftModel.from_pretrained(model, sys.argv[1])
-    warnings.simplefilter("default")
+    warnings.simplefilter("default", UserWarning)
 else:
     model, info = getattr(transformers, name).from_pretrained(sys.argv[1], dtype=torch.float32, output_loading_info=True)
     missing = [key for key in (*info["missing_keys"], *info["unexpected_keys"])]

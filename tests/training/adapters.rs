@@ -215,7 +215,7 @@ fn same_answers(got: &str, want: &str) {
     let read = |text: &str| -> Vec<Value> { text.lines().map(|line| serde_json::from_str(line).unwrap()).collect() };
     for (got, want) in read(got).iter().zip(read(want)) {
         assert_eq!(got["label"], want["label"], "{got} and {want}");
-        let [got, want] = [got, &want].map(|row| row["confidence"].as_f64().unwrap());
+        let [got, want] = [got, &want].map(|row| row["score"].as_f64().unwrap());
         assert!((got - want).abs() < 1e-5, "{got} and {want}");
     }
 }
