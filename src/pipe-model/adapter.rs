@@ -304,7 +304,7 @@ mod tests {
     #[test]
     fn a_head_is_trained_whole_and_has_no_adapter() {
         let config = json!({"hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 1, "vocab_size": 50,
-                            "num_attention_heads": 2});
+                            "num_attention_heads": 2, "d_model": 8, "d_kv": 4, "d_ff": 12, "num_layers": 1, "num_heads": 2});
         let of = |arch: Arch, stored: fn(&str) -> bool| {
             let model = read_config(arch, config.as_object().unwrap()).unwrap();
             let lora = Lora::new(&Adapter::default(), architecture(arch)).unwrap().with_heads(model.as_ref());
