@@ -50,6 +50,7 @@ SECTIONS = {
     "train.optimizer": "",
     "train.schedule": "",
     "train.early_stop": "See [best-model.md](best-model.md#early-stopping).",
+    "train.preference": "See [chat.md](chat.md#preferences).",
     "memory": "How GPU memory is used: [memory.md](memory.md).",
     "memory.allocator": "Settings of PyTorch's caching allocator on the GPU, named as in `PYTORCH_CUDA_ALLOC_CONF`.",
     "on_oom": "What happens when memory runs out: [out-of-memory.md](out-of-memory.md). Entries of `then` are "

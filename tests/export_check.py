@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Loads an exported model in transformers and compares its logits with those that pipe-trainer computed for the same batch.
+"""Loads an exported model in transformers, or an exported adapter in PEFT, and compares its logits with those that pipe-trainer computed for
+the same batch.
 usage: export_check.py MODEL-FOLDER batch.safetensors out.safetensors   (out: of `pipe-trainer-bench parity`)"""
 import json
 import pathlib
@@ -11,10 +12,24 @@ import transformers
 from safetensors.torch import load_file
 
 [name] = json.loads((pathlib.Path(sys.argv[1]) / "config.json").read_text())["architectures"]
-model, info = getattr(transformers, name).from_pretrained(sys.argv[1], dtype=torch.float32, output_loading_info=True)
-missing = [key for key in (*info["missing_keys"], *info["unexpected_keys"])]
-assert not missing, f"keys that do not fit: {missing}"
-if model.config.model_type == "clip":
+adapter = pathlib.Path(sys.argv[1]) / "adapter_config.json"
+if adapter.is_file():
+    import warnings
+
+    import peft
+
+    settings = json.loads(adapter.read_text())
+    config = transformers.AutoConfig.from_pretrained(sys.argv[1])
+    model = getattr(transformers, name).from_pretrained(settings["base_model_name_or_path"], config=config, dtype=torch.float32)
+    # A key that has no place is a warning there.
+    warnings.simplefilter("error", UserWarning)
+    model = peft.PeftModel.from_pretrained(model, sys.argv[1])
+    warnings.simplefilter("default", UserWarning)
+else:
+    model, info = getattr(transformers, name).from_pretrained(sys.argv[1], dtype=torch.float32, output_loading_info=True)
+    missing = [key for key in (*info["missing_keys"], *info["unexpected_keys"])]
+    assert not missing, f"keys that do not fit: {missing}"
+if model.config.model_type == "clip" and not adapter.is_file():
     # What the trainer has read, loads as what prepares pictures.
     processor = transformers.CLIPProcessor.from_pretrained(sys.argv[1])
     edge = model.config.vision_config.image_size

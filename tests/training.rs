@@ -1,5 +1,7 @@
 //! Training from outside: the real `pipe`, the real trainer, real memory that really runs out.
 
+#[path = "training/adapters.rs"]
+mod adapters;
 #[path = "training/check_data.rs"]
 mod check_data;
 #[path = "training/checkpoints.rs"]
@@ -45,6 +47,8 @@ mod mu_sota;
 mod pictures;
 #[path = "training/predict.rs"]
 mod predict;
+#[path = "training/preferences.rs"]
+mod preferences;
 #[path = "training/quantized.rs"]
 mod quantized;
 #[path = "training/ranks.rs"]
@@ -77,6 +81,8 @@ fn main() -> ExitCode {
     mu_sota::tests(&mut suite);
     hybrid::tests(&mut suite);
     inputs::tests(&mut suite);
+    adapters::tests(&mut suite);
+    preferences::tests(&mut suite);
     check_data::tests(&mut suite);
     data_files::tests(&mut suite);
     hub::tests(&mut suite);

@@ -61,7 +61,7 @@ impl ColumnSelection {
             Task::TimeSeries => &["time"],
             Task::PictureClasses => &["image"],
             // A picture or a text; a text or a prompt; tokens or a text; a feature of a table may be missing.
-            Task::Contrastive | Task::Language | Task::TokenLabels | Task::Table => &[],
+            Task::Contrastive | Task::Language | Task::TokenLabels | Task::Table | Task::Preference => &[],
         };
         let is_needed = |name: &String| needed.iter().any(|role| data.field(role) == name) || keep.contains(name);
         Self {

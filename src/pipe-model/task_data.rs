@@ -54,6 +54,12 @@ pub enum TaskData {
         /// Whether texts follow one another in rows of full length. Otherwise each has rows of its own.
         joins_texts: bool,
     },
+    /// Two answers to a prompt, the better one first.
+    Preference {
+        vocab_size: u64,
+        /// Tokens of a prompt with an answer at most.
+        max_length: u32,
+    },
     /// The words of a text, and a label for each.
     TokenLabels {
         vocab_size: u64,
@@ -89,9 +95,18 @@ impl TaskData {
             Self::Contrastive { .. } => Task::Contrastive,
             Self::TimeSeries { .. } => Task::TimeSeries,
             Self::Language { .. } => Task::Language,
+            Self::Preference { .. } => Task::Preference,
             Self::TokenLabels { .. } => Task::TokenLabels,
             Self::Table { .. } => Task::Table,
             Self::PictureClasses { .. } => Task::PictureClasses,
+        }
+    }
+
+    /// For a language model that learns which of two answers is the better one.
+    pub fn of_pairs(self) -> Self {
+        match self {
+            Self::Language { vocab_size, max_length, .. } => Self::Preference { vocab_size, max_length },
+            other => other,
         }
     }
 

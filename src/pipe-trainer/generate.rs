@@ -52,6 +52,7 @@ pub fn generate(args: &GenerateArgs) -> Result<(), TrainerError> {
         | TaskData::Contrastive { .. }
         | TaskData::TimeSeries { .. }
         | TaskData::TokenLabels { .. }
+        | TaskData::Preference { .. }
         | TaskData::Table { .. }
         | TaskData::PictureClasses { .. } => {
             return Err(no_generator());

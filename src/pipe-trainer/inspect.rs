@@ -9,7 +9,7 @@ use std::sync::Arc;
 use pipe_model::TaskData;
 use pipe_spec::Inspection;
 use pipe_spec::inspection::{ClassCount, Lengths, Split, StepParts};
-use pipe_spec::pipeline::{self, BatchSetting, Data, Limit};
+use pipe_spec::pipeline::{self, BatchSetting, Data, Limit, Task};
 use tch::Device;
 
 use crate::data::{
@@ -58,7 +58,9 @@ pub fn inspect(spec_file: &Path) -> Result<(), TrainerError> {
         }
     };
     let example = match &sources.tokens {
-        Some(tokens) if spec.data.is_chat() => example(sources.train.as_ref(), tokens)?,
+        Some(tokens) if spec.data.is_chat() || task_data.task() == Task::Preference => {
+            example(sources.train.as_ref(), tokens)?
+        }
         _ => Vec::new(),
     };
     let split = |source: Arc<dyn Source>| {
@@ -76,7 +78,18 @@ pub fn inspect(spec_file: &Path) -> Result<(), TrainerError> {
 fn example(source: &dyn Source, tokens: &Tokens) -> Result<Vec<(String, bool)>, TrainerError> {
     let found = (0..source.len()).map(|row| source.peek(row)).find_map(Result::transpose).transpose()?;
     let Some(sample) = found else { return Ok(Vec::new()) };
-    let (Some(Column::Tokens(ids)), Some(Column::PerToken(labels))) = (sample.column("ids"), sample.column("labels"))
+    let mut pieces = pieces(&sample, ["ids", "labels"], tokens)?;
+    let other = self::pieces(&sample, ["rejected_ids", "rejected_labels"], tokens)?;
+    if !other.is_empty() {
+        pieces.insert(0, ("chosen:\n".to_owned(), false));
+        pieces.push(("\nrejected:\n".to_owned(), false));
+        pieces.extend(other);
+    }
+    Ok(pieces)
+}
+
+fn pieces(sample: &Sample, [ids, labels]: [&str; 2], tokens: &Tokens) -> Result<Vec<(String, bool)>, TrainerError> {
+    let (Some(Column::Tokens(ids)), Some(Column::PerToken(labels))) = (sample.column(ids), sample.column(labels))
     else {
         return Ok(Vec::new());
     };
@@ -168,6 +181,9 @@ impl Counter<'_> {
             }
             TaskData::TokenLabels { max_length: most, .. } => ("tokens", max_length.get().min(*most)),
             TaskData::Language { max_length: most, .. } => ("text", max_length.get().min(*most)),
+            TaskData::Preference { max_length: most, .. } => {
+                (if column == "ids" { "chosen" } else { "rejected" }, max_length.get().min(*most))
+            }
             TaskData::TimeSeries { .. } | TaskData::Table { .. } | TaskData::PictureClasses { .. } => {
                 ("text", max_length.get())
             }

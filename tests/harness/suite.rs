@@ -137,7 +137,7 @@ pub fn gpu() -> bool {
 
 fn has_transformers() -> bool {
     static FOUND: OnceLock<bool> = OnceLock::new();
-    *FOUND.get_or_init(|| succeeds(transformers().args(["-c", "import torch, transformers, safetensors"])))
+    *FOUND.get_or_init(|| succeeds(transformers().args(["-c", "import torch, transformers, peft, safetensors"])))
 }
 
 /// A python3 that finds the packages of tests/transformers.txt where they were fetched.

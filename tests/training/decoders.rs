@@ -148,10 +148,10 @@ fn merged(engine: &str) {
 
 fn refused() {
     let folder = Folder::new();
-    let bert = fixture("bert").display().to_string();
+    let resnet = fixture("resnet-basic").display().to_string();
     let yaml = format!(
-        "version: 1\nname: a\nmodel: {{arch: bert, from: {bert}}}\nadapter: {{rank: 4}}\n\
-         data: {{train: {bert}/train.jsonl, max_length: 40}}\ncontainer: {{gpus: 0}}\n"
+        "version: 1\nname: a\nmodel: {{arch: resnet, from: {resnet}}}\nadapter: {{rank: 4}}\n\
+         data: {{train: {resnet}}}\ncontainer: {{gpus: 0}}\n"
     );
     folder.write("a.yaml", yaml);
     folder.pipe(&["check", "a.yaml"]).exits(3).says("adapter: this architecture cannot have one; leave it out");

@@ -56,6 +56,11 @@ const OTHERS: &[&str] = &[
     "deberta-conv",
     "deberta-absolute",
     "deberta-encoder",
+    "t5-lora",
+    "bert-lora",
+    "roberta-lora",
+    "deberta-lora",
+    "clip-lora",
     "llama-biases",
     "llama-linear",
     "llama-lora",
@@ -116,16 +121,21 @@ pub fn expected(name: &str) -> Value {
 /// What `model` computes for the batch of the fixture `name`, against what transformers computed for it. The folder that
 /// comes back holds it as out.safetensors.
 pub fn compare(name: &str, model: &Path) -> Folder {
-    compare_parts(name, model, false)
+    compare_with(name, model, &[])
 }
 
 /// The same where samples may be `packed`, one behind the other: then nothing is computed for padding.
 fn compare_parts(name: &str, model: &Path, packed: bool) -> Folder {
+    compare_with(name, model, if packed { &["--packed"] } else { &[] })
+}
+
+/// The same with more arguments.
+pub fn compare_with(name: &str, model: &Path, more: &[&str]) -> Folder {
     let folder = Folder::new();
     let text = |path: PathBuf| path.display().to_string();
     let (batch, out) = (text(fixture(name).join("batch.safetensors")), text(folder.path().join("out.safetensors")));
     let model = text(model.to_owned());
-    let more: &[&str] = if packed { &["--packed"] } else { &[] };
+    let packed = more.contains(&"--packed");
     let figures = run_parity_with(&model, &batch, &out, more).exits(0).json();
     let expected = expected(name);
     for key in ["loss", "grad_norm"] {

@@ -25,8 +25,7 @@ pub fn run_parity(model: &str, batch: &str, out: &str) -> Answer {
 
 /// The same with more arguments.
 pub fn run_parity_with(model: &str, batch: &str, out: &str, more: &[&str]) -> Answer {
-    let mut args = vec!["parity", "--model", model, "--batch", batch, "--out", out];
-    args.extend(more);
+    let mut args = [&["parity", "--model", model, "--batch", batch, "--out", out], more].concat();
     let adapter = format!("{model}/adapter");
     if Path::new(&adapter).is_dir() {
         args.extend(["--adapter", &adapter]);

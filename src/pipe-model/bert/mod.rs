@@ -178,13 +178,15 @@ pub const BERT: Architecture = Architecture {
     }),
     in_transformers: true,
     generation_keys: &[],
-    adapts: &[],
+    adapts: &["query", "key", "value", "dense"],
 };
 
 pub const ROBERTA: Architecture = Architecture {
     read: |config| read(Arch::Roberta, config),
     starter: Starter::classifier("FacebookAI/roberta-base", 50_265, roberta),
     tokenization: Some(roberta_tokens(VocabularyFormat::Roberta, Algorithm::ByteLevelBpe)),
+    // The last is of the head, which PEFT names where all layers are meant.
+    adapts: &["query", "key", "value", "dense", "out_proj"],
     ..BERT
 };
 
@@ -192,7 +194,7 @@ pub const XLM_ROBERTA: Architecture = Architecture {
     read: |config| read(Arch::XlmRoberta, config),
     starter: Starter::classifier("FacebookAI/xlm-roberta-base", 250_002, roberta),
     tokenization: Some(roberta_tokens(VocabularyFormat::XlmRoberta, Algorithm::Unigram { unknown: "<unk>" })),
-    ..BERT
+    ..ROBERTA
 };
 
 fn read(arch: Arch, config: &Map<String, Value>) -> Result<Box<dyn ModelConfig>, ConfigError> {

@@ -269,7 +269,7 @@ pub const ARCHITECTURE: Architecture = Architecture {
     }),
     in_transformers: true,
     generation_keys: &[],
-    adapts: &[],
+    adapts: &["q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2", "visual_projection", "text_projection"],
 };
 
 fn config(sizes: &StarterSizes) -> Map<String, Value> {

@@ -257,7 +257,7 @@ pub const ARCHITECTURE: Architecture = Architecture {
     }),
     in_transformers: true,
     generation_keys: &[],
-    adapts: &[],
+    adapts: &["query_proj", "key_proj", "value_proj", "pos_key_proj", "pos_query_proj", "dense", "embed_proj"],
 };
 
 impl ModelConfig for DebertaConfig {

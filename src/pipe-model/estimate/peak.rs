@@ -149,7 +149,9 @@ fn update<'a>(parameters: impl Iterator<Item = &'a Parameter>, work: &Work) -> u
 
 /// The estimate of a model's passes, where it has one that is right for this work.
 pub fn step_memory<'a>(config: &'a dyn ModelConfig, work: &Work) -> Option<&'a dyn StepMemory> {
-    config.step_memory().filter(|memory| work.adapter.is_none() || memory.counts_adapters())
+    let is_counted =
+        |memory: &&dyn StepMemory| work.adapter.is_none_or(|one| memory.counts_adapters() && !one.is_quantized);
+    config.step_memory().filter(is_counted)
 }
 
 pub trait StepMemory {

@@ -35,6 +35,8 @@ pub struct AdapterWork {
     pub rank: u128,
     /// Whether some of its input is dropped.
     pub drops: bool,
+    /// Whether the weights beside it are quantized.
+    pub is_quantized: bool,
     /// A bit for each layer of `Architecture::adapts`.
     pub layers: u32,
 }

@@ -39,6 +39,10 @@ impl Lengths {
             TaskData::Classification { max_length, .. }
             | TaskData::Contrastive { max_length, .. }
             | TaskData::TokenLabels { max_length, .. } => one(padded(at_most(*max_length))),
+            TaskData::Preference { max_length, .. } => {
+                let length = padded(at_most(*max_length));
+                Self { source: length, target: length }
+            }
             TaskData::Language { max_length, joins_texts: true, .. } => one(at_most(*max_length).get()),
             TaskData::Language { max_length, joins_texts: false, .. } => one(padded(at_most(*max_length))),
             // A picture has no tokens.

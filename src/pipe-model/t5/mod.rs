@@ -180,7 +180,7 @@ pub const ARCHITECTURE: Architecture = Architecture {
     }),
     in_transformers: true,
     generation_keys: &["decoder_start_token_id", "eos_token_id", "pad_token_id"],
-    adapts: &[],
+    adapts: &["q", "k", "v", "o", "wi", "wi_0", "wi_1", "wo"],
 };
 
 fn config(StarterSizes { model, vocabulary, .. }: &StarterSizes) -> Map<String, Value> {

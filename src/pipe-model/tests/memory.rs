@@ -81,7 +81,7 @@ impl Configuration {
             target: self.target.into(),
             padded: self.padded,
             drops: self.model().drops(),
-            adapter: self.lora().map(|lora| lora.work(architecture(self.arch))),
+            adapter: self.lora().map(|lora| lora.work(architecture(self.arch), false)),
         }
     }
 

@@ -168,7 +168,7 @@ impl Check<'_> {
             },
         }
         if let Some(Model { arch, task: Some(task), .. }) = &file.model
-            && !arch.labels_tokens()
+            && !arch.tasks().contains(task)
         {
             let found = format!("found {:?}, which {} has no head for; leave it out", task.name(), arch.name());
             self.problem("model.task", found);
@@ -179,6 +179,10 @@ impl Check<'_> {
         }
         if file.adapter.is_none() && file.model.as_ref().is_some_and(|model| !model.quantize.is_none()) {
             self.problem("model.quantize", "only with an `adapter`: quantized weights cannot be trained themselves");
+        }
+        let is_preference = file.model.as_ref().is_some_and(|model| model.task() == Task::Preference);
+        if file.train.preference.is_some() && !is_preference {
+            self.problem("train.preference", "only with `model.task: preference`; leave it out");
         }
         if file.adapter.is_none() && file.save.merge {
             self.problem("save.merge", "only with an `adapter`; leave it out");
@@ -452,6 +456,7 @@ impl Check<'_> {
             cuda_graphs: file.cuda_graphs,
             early_stop: file.early_stop.clone(),
             class_weights: file.class_weights,
+            preference: file.preference,
         })
     }
 

@@ -31,7 +31,7 @@ pub struct Data {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tokenizer: Option<String>,
     /// Which column of the data feeds what, per task: source/target and perhaps context (or messages: a conversation whose last turn is
-    /// the target), text/text_pair/label, image/text, label/time, text (or messages, or prompt/completion and perhaps context), tokens/tags, image/label, label/ignore (columns that a table is
+    /// the target), text/text_pair/label, image/text, label/time, text (or messages, or prompt/completion and perhaps context), chosen/rejected and perhaps prompt, tokens/tags, image/label, label/ignore (columns that a table is
     /// not trained on, with commas or semicolons between them).
     #[serde(default)]
     pub fields: BTreeMap<String, String>,
@@ -105,6 +105,10 @@ pub const CONTEXT: &str = "context";
 pub const PROMPT: &str = "prompt";
 pub const COMPLETION: &str = "completion";
 
+/// The roles of the columns with the better and the worse answer.
+pub const CHOSEN: &str = "chosen";
+pub const REJECTED: &str = "rejected";
+
 impl Data {
     /// These files with every default.
     pub fn new(train: Paths) -> Self {
@@ -140,6 +144,8 @@ impl Data {
                 other => [PROMPT, COMPLETION].contains(&other),
             },
             Task::Language => **role == "text",
+            // Conversations may have it in them.
+            Task::Preference if **role == PROMPT => self.fields.contains_key(PROMPT),
             // Plain texts are for predictions.
             Task::TokenLabels => **role != "text",
             _ => **role != IGNORED_COLUMNS,

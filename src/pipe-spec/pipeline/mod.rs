@@ -27,7 +27,7 @@ pub use crate::yaml::Note;
 pub use adapter::{Adapter, AdapterKind, AdapterTargets};
 pub use command::{Checkpoints, Command, CommandLine, CommandTrain, MetricsFormat, PLACEHOLDERS, VarValue};
 pub use container::{Container, Gpus, Image, Mount};
-pub use data::{Augment, COMPLETION, CONTEXT, CONVERSATION, Data, LossOn, PROMPT, Pad, Paths};
+pub use data::{Augment, CHOSEN, COMPLETION, CONTEXT, CONVERSATION, Data, LossOn, PROMPT, Pad, Paths, REJECTED};
 pub use engines::{EngineEntry, EngineRequest, EngineSection, Engines, SectionType};
 pub use file::{PipelineFile, schema};
 pub use graph::{OutputRef, Stage, StageGraph};
@@ -37,8 +37,8 @@ pub use model::{Arch, Model, ModelTask, Quantize};
 pub use on_oom::{Change, Edit, EffectiveBatch, OnOom, Reduce};
 pub use task::{IGNORED_COLUMNS, LossUnit, Task};
 pub use train::{
-    BatchSetting, Checkpointing, ClassWeights, Decay, EarlyStop, Optimizer, OptimizerKind, Precision, Ranks, Schedule,
-    ScheduleKind, Shard, Split, Train, TrainFile, Warmup, accum, share,
+    BatchSetting, Checkpointing, ClassWeights, Decay, EarlyStop, Optimizer, OptimizerKind, Precision, Preference,
+    PreferenceLoss, Ranks, Schedule, ScheduleKind, Shard, Split, Train, TrainFile, Warmup, accum, share,
 };
 pub use watch::{Evaluate, Every, Notify, NotifyOn, Save, Track};
 pub use work::{Training, Work, WorkKind};

@@ -13,7 +13,7 @@ pub struct Model {
     /// The architecture. Default: that of the model in `from`.
     pub arch: Arch,
     /// The task, for an architecture that has more than one. Default: that of the trained model in `from`, else
-    /// text-classification.
+    /// text-classification. `preference`, for a decoder model: the better of two answers (DPO).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub task: Option<ModelTask>,
     /// A folder in Hugging Face layout, or a hub id (owner/name, owner/name@revision), which is fetched where the hub cache
@@ -47,12 +47,13 @@ impl Quantize {
     }
 }
 
-/// The tasks among which an encoder of texts leaves a choice, as Hugging Face names them.
+/// The tasks among which an architecture leaves a choice, as Hugging Face names them where it does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum ModelTask {
     TextClassification,
     TokenClassification,
+    Preference,
 }
 
 impl ModelTask {
@@ -60,6 +61,7 @@ impl ModelTask {
         match self {
             Self::TextClassification => "text-classification",
             Self::TokenClassification => "token-classification",
+            Self::Preference => "preference",
         }
     }
 }
@@ -78,6 +80,7 @@ impl Model {
     pub fn task(&self) -> Task {
         match self.task {
             Some(ModelTask::TokenClassification) => Task::TokenLabels,
+            Some(ModelTask::Preference) => Task::Preference,
             Some(ModelTask::TextClassification) | None => self.arch.task(),
         }
     }
@@ -145,9 +148,25 @@ impl Arch {
         matches!(self, Self::Bert | Self::Roberta | Self::XlmRoberta | Self::DebertaV3)
     }
 
+    /// Whether it is a decoder model, which can learn the better of two answers.
+    pub fn prefers(self) -> bool {
+        matches!(self, Self::Llama | Self::Mistral | Self::Qwen2 | Self::Qwen3)
+    }
+
+    /// The tasks that `model.task` can name.
+    pub fn tasks(self) -> &'static [ModelTask] {
+        match self {
+            _ if self.labels_tokens() => &[ModelTask::TextClassification, ModelTask::TokenClassification],
+            _ if self.prefers() => &[ModelTask::Preference],
+            _ => &[],
+        }
+    }
+
     /// Whether it can be trained for a task.
     pub fn can(self, task: Task) -> bool {
-        self.task() == task || (task == Task::TokenLabels && self.labels_tokens())
+        self.task() == task
+            || (task == Task::TokenLabels && self.labels_tokens())
+            || (task == Task::Preference && self.prefers())
     }
 
     /// The first of the table for a task: what `pipe init` proposes.

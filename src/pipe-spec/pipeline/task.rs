@@ -25,6 +25,8 @@ pub enum Task {
     Table,
     /// A class for a picture.
     PictureClasses,
+    /// The better of two answers to a prompt.
+    Preference,
 }
 
 /// The unit that the loss of a step averages over, that `tokens` of a `step` event counts, and that a run's speed is given in.
@@ -46,7 +48,7 @@ impl LossUnit {
 }
 
 impl Task {
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Seq2Seq,
         Self::Classification,
         Self::Contrastive,
@@ -55,14 +57,18 @@ impl Task {
         Self::TokenLabels,
         Self::Table,
         Self::PictureClasses,
+        Self::Preference,
     ];
 
     pub fn loss_unit(self) -> LossUnit {
         match self {
             Self::Seq2Seq | Self::Language | Self::TokenLabels => LossUnit::Tokens,
-            Self::Classification | Self::Contrastive | Self::TimeSeries | Self::Table | Self::PictureClasses => {
-                LossUnit::Samples
-            }
+            Self::Classification
+            | Self::Contrastive
+            | Self::TimeSeries
+            | Self::Table
+            | Self::PictureClasses
+            | Self::Preference => LossUnit::Samples,
         }
     }
 
@@ -76,6 +82,7 @@ impl Task {
             Self::TokenLabels => "token labels",
             Self::Table => "table",
             Self::PictureClasses => "picture classes",
+            Self::Preference => "preferences",
         }
     }
 
@@ -90,6 +97,7 @@ impl Task {
             Self::TokenLabels => &["tokens", "tags", "text"],
             Self::Table => &["label", IGNORED_COLUMNS],
             Self::PictureClasses => &["image", "label"],
+            Self::Preference => &["prompt", "chosen", "rejected"],
         }
     }
 
@@ -101,9 +109,12 @@ impl Task {
     /// The endings of files that it can be trained on. A file of tensors holds samples that are ready for the model.
     pub fn endings(self) -> Vec<String> {
         let plain: &[&str] = match self {
-            Self::Seq2Seq | Self::Classification | Self::Contrastive | Self::Table | Self::PictureClasses => {
-                &["jsonl", "csv", "tsv", "json"]
-            }
+            Self::Seq2Seq
+            | Self::Classification
+            | Self::Contrastive
+            | Self::Table
+            | Self::PictureClasses
+            | Self::Preference => &["jsonl", "csv", "tsv", "json"],
             Self::TimeSeries => &["csv", "tsv", "json"],
             Self::Language => &["txt", "jsonl", "csv", "tsv", "json"],
             Self::TokenLabels => &["conll", "bio", "txt", "jsonl", "csv", "tsv", "json"],
@@ -112,8 +123,8 @@ impl Task {
         let compressed = plain.iter().flat_map(|ending| ["gz", "zst"].map(|by| format!("{ending}.{by}")));
         let mut endings: Vec<String> = plain.iter().chain(&["parquet", "xlsx"]).map(own).collect();
         endings.extend(compressed);
-        // A row of a table means something only with the names of its columns.
-        if self != Self::Table {
+        // A row of a table means something only with the names of its columns, and of a pair both texts are rendered.
+        if !matches!(self, Self::Table | Self::Preference) {
             endings.push("safetensors".to_owned());
         }
         endings
@@ -147,6 +158,7 @@ impl Task {
             Self::Contrastive => &[Metric::LOSS, "text_recall_1", "text_recall_5", "image_recall_1", "image_recall_5"],
             Self::TimeSeries | Self::PictureClasses => Metric::OF_CLASSES,
             Self::Language => &[Metric::LOSS, "perplexity"],
+            Self::Preference => &[Metric::LOSS, "reward_accuracy", "reward_margin"],
             Self::TokenLabels => {
                 &[Metric::LOSS, "entity_f1", "entity_precision", "entity_recall", "token_accuracy", "token_macro_f1"]
             }

@@ -65,6 +65,8 @@ pub struct TrainFile {
     /// For classifiers. `balanced`: in the training loss every class counts the same, however many rows it has. The evaluation
     /// loss is not weighted.
     pub class_weights: ClassWeights,
+    /// With `model.task: preference`: how the better of two answers is learned (DPO, Rafailov et al., 2023).
+    pub preference: Option<Preference>,
 }
 
 impl Default for TrainFile {
@@ -90,6 +92,7 @@ impl Default for TrainFile {
             cuda_graphs: true,
             early_stop: None,
             class_weights: ClassWeights::None,
+            preference: None,
         }
     }
 }
@@ -128,6 +131,8 @@ pub struct Train {
     pub early_stop: Option<EarlyStop>,
     #[serde(default, skip_serializing_if = "ClassWeights::is_none")]
     pub class_weights: ClassWeights,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub preference: Option<Preference>,
 }
 
 fn default_rank_timeout() -> NonZeroU32 {
@@ -356,6 +361,30 @@ impl JsonSchema for BatchSetting {
             "anyOf": [{ "type": "integer", "minimum": 1, "maximum": MAX_SAMPLES }, { "const": "auto" }]
         })
     }
+}
+
+/// The loss of a pair of answers. A reward is `beta` times how much more probable an answer is than it was before the training.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Preference {
+    /// How much the model is held to where it started.
+    #[schemars(extend("exclusiveMinimum" = 0))]
+    pub beta: f64,
+    /// Of the difference of the two rewards: `sigmoid`, its negative log-sigmoid; `hinge`, what is missing to 1.
+    pub loss: PreferenceLoss,
+}
+
+impl Default for Preference {
+    fn default() -> Self {
+        Self { beta: 0.1, loss: PreferenceLoss::Sigmoid }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum PreferenceLoss {
+    Sigmoid,
+    Hinge,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use pipe_model::Activation;
-use pipe_spec::pipeline::{Memory, Precision};
+use pipe_spec::pipeline::{Memory, Precision, Preference};
 use serde_json::json;
 use tch::{Device, Kind, Tensor};
 
@@ -23,6 +23,7 @@ use crate::torch;
 pub fn parity(args: &ParityArgs) -> Result<(), TrainerError> {
     let definition = Definition::from_folder(&args.model)?.with_adapter_folder(args.adapter.as_deref())?;
     let definition = definition.with_quantized(super::quantize(args.quantize.as_deref())?);
+    let definition = if args.beta.is_some() { definition.of_pairs() } else { definition };
     let Some(files) = definition.trained()? else { panic!("a folder has weights") };
     let setup = setup(args)?;
     let model = definition.build(&Start::Tensors { files: &files, seed: 0 }, &setup)?;
@@ -59,7 +60,8 @@ fn setup(args: &ParityArgs) -> Result<Setup, TrainerError> {
     let device = device(args.cuda)?;
     torch::allow_tf32(precision == Precision::Tf32)?;
     let (kinds, checkpointing) = (Kinds::of(precision), args.checkpointing);
-    Ok(Setup { device, kinds, checkpointing, dropout: Some(0.0), ..Setup::plain() })
+    let preference = Preference { beta: args.beta.unwrap_or(0.1), ..Preference::default() };
+    Ok(Setup { device, kinds, checkpointing, dropout: Some(0.0), preference, ..Setup::plain() })
 }
 
 fn precision(name: &str) -> Result<Precision, TrainerError> {
@@ -146,7 +148,7 @@ fn read_batch(path: &Path, device: Device) -> Result<Part, TrainerError> {
 /// Names, and 1 where something is kept.
 fn masks(kind: Kind, device: Device) -> Result<Vec<(String, Tensor)>, TrainerError> {
     let drawn = Drawn::new(5, 3);
-    let pass = Pass { dropout: 0.1, drawn: Some(drawn), compute: kind, checkpointing: false, block: 2, tokens: 0 };
+    let pass = Pass { dropout: 0.1, drawn: Some(drawn), block: 2, ..Pass::quiet(kind) };
     let options = (kind, device);
     let mut all = Vec::new();
     for (sizes, number) in [&[4, 33, 64][..], &[2, 7, 301], &[3, 509, 1024], &[5, 448]].into_iter().zip(0..) {

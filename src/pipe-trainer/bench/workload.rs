@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use tch::{Device, Kind, TchError, Tensor};
 
 use crate::cli::bench::BenchArgs;
-use crate::data::{Column, IGNORED, Packed, Padding, Part, PartShape, Sample};
+use crate::data::{Column, IGNORED, Packed, Padding, Part, PartShape, REJECTED_PREFIX, Sample};
 use crate::error::TrainerError;
 use crate::model::{Mode, Model, Weights};
 use crate::torch::{BucketSums, Link};
@@ -186,6 +186,13 @@ fn part(args: &BenchArgs, task_data: &TaskData, fill: Option<f64>, device: Devic
                 .with("pixel_values", maker.real(&[args.batch, *num_channels, size, size])?)
                 .with("labels", maker.whole(classes + 2, &[args.batch])?.f_sub_scalar(2)?)
         }
+        TaskData::Preference { vocab_size, .. } => {
+            let side = |part: Part, prefix: &str| -> Result<Part, TrainerError> {
+                let ids = maker.whole(*vocab_size, &[args.batch, args.source])?;
+                Ok(part.with(&format!("{prefix}labels"), ids.shallow_clone()).with(&format!("{prefix}ids"), ids))
+            };
+            side(side(Part::default(), "")?, REJECTED_PREFIX)?
+        }
         TaskData::Language { vocab_size, .. } => {
             let ids = maker.whole(*vocab_size, &[args.batch, args.source])?;
             let labels = maker.ignored_behind(&ids, 0)?;
@@ -207,10 +214,18 @@ pub fn packed(
         let message = "rows of this model are all of one length: there is nothing to pack".to_owned();
         return Err(TrainerError::config("--model", message));
     }
-    let samples = samples(part, matches!(task_data, TaskData::TokenLabels { .. } | TaskData::Language { .. }))?;
+    let labels_tokens =
+        matches!(task_data, TaskData::TokenLabels { .. } | TaskData::Language { .. } | TaskData::Preference { .. });
+    let samples = samples(part, labels_tokens)?;
     let longest = |name: &str| samples.iter().filter_map(|sample| sample.column(name)).map(length).max().unwrap_or(1);
     let padding = |column, with| Padding { column, with, length: None, most: longest(column) };
-    let paddings = [padding("input_ids", 0), padding("ids", 0), padding("labels", IGNORED)];
+    let paddings = [
+        padding("input_ids", 0),
+        padding("ids", 0),
+        padding("labels", IGNORED),
+        padding("rejected_ids", 0),
+        padding("rejected_labels", IGNORED),
+    ];
     let shape = PartShape::new(&paddings, device).in_multiples_of(model.row_multiple()).packed(samples.len() as u32);
     let shape = if device.is_cuda() && model.is_recordable() { shape.in_few_lengths() } else { shape };
     let unpacks = model.unpacks_for_attention() && !forced;
@@ -233,7 +248,16 @@ fn length(column: &Column) -> usize {
 
 /// The samples of a part in which each has a row. Labels may be those of each token.
 fn samples(part: &Part, labels_tokens: bool) -> Result<Vec<Sample>, TrainerError> {
-    const NAMES: [&str; 6] = ["input_ids", "ids", "attention_mask", "token_type_ids", "pixel_values", "labels"];
+    const NAMES: [&str; 8] = [
+        "input_ids",
+        "ids",
+        "attention_mask",
+        "token_type_ids",
+        "pixel_values",
+        "labels",
+        "rejected_ids",
+        "rejected_labels",
+    ];
     let ids = part.find("input_ids").map_or_else(|| part.get("ids"), Ok)?;
     let mut samples: Vec<Sample> = (0..ids.size()[0]).map(|_| Sample { columns: Vec::new(), targets: 1 }).collect();
     for name in NAMES {
@@ -244,7 +268,7 @@ fn samples(part: &Part, labels_tokens: bool) -> Result<Vec<Sample>, TrainerError
             let column = match (row.dim(), row.kind()) {
                 (0, Kind::Int64) => Column::Whole(row.f_int64_value(&[])?),
                 (0, _) => Column::Real(row.f_double_value(&[])? as f32),
-                (_, Kind::Int64) if labels_tokens && name == "labels" => Column::PerToken(Vec::try_from(row)?),
+                (_, Kind::Int64) if labels_tokens && name.ends_with("labels") => Column::PerToken(Vec::try_from(row)?),
                 (_, Kind::Int64) if name == "labels" => Column::Tokens(without_padding(Vec::try_from(row)?)),
                 (_, Kind::Int64) => Column::Tokens(Vec::try_from(row)?),
                 _ => Column::Values { shape: row.size(), values: Vec::try_from(row.f_reshape([-1])?)? },

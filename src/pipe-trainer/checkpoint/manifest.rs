@@ -6,7 +6,7 @@ use std::fs::{self, File};
 use std::path::Path;
 
 use pipe_spec::event::Eval;
-use pipe_spec::pipeline::{ClassWeights, OptimizerKind, Precision};
+use pipe_spec::pipeline::{ClassWeights, OptimizerKind, Precision, Preference};
 use serde::{Deserialize, Serialize};
 
 use super::metric_record::MetricRecords;
@@ -67,7 +67,7 @@ impl FileEntry {
 }
 
 /// The settings that must not change within a run: resuming is the same training only where they agree.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Identity {
     pub seed: u64,
     pub effective_batch: u32,
@@ -78,6 +78,8 @@ pub struct Identity {
     pub rows: u64,
     #[serde(default, skip_serializing_if = "ClassWeights::is_none")]
     pub class_weights: ClassWeights,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub preference: Option<Preference>,
 }
 
 impl Identity {
@@ -102,6 +104,10 @@ impl Identity {
             .or_else(|| {
                 let [saved, asked] = [self, run].map(|one| format!("{:?}", one.class_weights));
                 differs("class weights", saved, asked)
+            })
+            .or_else(|| {
+                let [saved, asked] = [self, run].map(|one| format!("{:?}", one.preference.unwrap_or_default()));
+                differs("the loss of pairs", saved, asked)
             })
     }
 }

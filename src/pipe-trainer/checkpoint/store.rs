@@ -166,7 +166,16 @@ mod tests {
     fn identity() -> Identity {
         let (precision, optimizer) = (Precision::Fp32, OptimizerKind::Adamw);
         let class_weights = ClassWeights::None;
-        Identity { seed: 1, effective_batch: 8, shuffle: true, precision, optimizer, rows: 100, class_weights }
+        Identity {
+            seed: 1,
+            effective_batch: 8,
+            shuffle: true,
+            precision,
+            optimizer,
+            rows: 100,
+            class_weights,
+            preference: None,
+        }
     }
 
     fn state(step: u64) -> SavedState {

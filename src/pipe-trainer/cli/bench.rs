@@ -42,6 +42,9 @@ pub struct ParityArgs {
     /// With weights quantized as model.quantize of a pipeline: int8 or nf4
     #[arg(long, requires = "adapter")]
     pub quantize: Option<String>,
+    /// The batch has pairs of answers (rejected_ids and rejected_labels beside ids and labels): the loss is that of DPO with this factor
+    #[arg(long)]
+    pub beta: Option<f64>,
     /// The inputs of the model, by name: input_ids, attention_mask, labels and the like
     #[arg(long, value_name = "FILE")]
     pub batch: PathBuf,

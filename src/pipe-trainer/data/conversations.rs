@@ -65,21 +65,21 @@ pub fn open_questions(
 }
 
 /// The chat template, and counts of the rows that it was used for.
-struct ChatFormat {
-    template: ChatTemplate,
+pub struct ChatFormat {
+    pub template: ChatTemplate,
     /// Rows for which the template does not say what the assistant wrote: the loss counts all of each.
     unmarked: AtomicU64,
     /// Rows that were cut.
-    cut: AtomicU64,
+    pub cut: AtomicU64,
     /// Rows in which nothing is left to learn.
-    without_targets: AtomicU64,
+    pub without_targets: AtomicU64,
     /// Sentences about rows that are skipped.
-    skipped: Mutex<Vec<String>>,
+    pub skipped: Mutex<Vec<String>>,
 }
 
 impl ChatFormat {
     /// The template beside the tokenizer. A model from scratch has none, and gets a plain one.
-    fn open(tokenizer: &Path) -> Result<(Self, Vec<String>), TrainerError> {
+    pub fn open(tokenizer: &Path) -> Result<(Self, Vec<String>), TrainerError> {
         let folder = tokenizer.parent().unwrap_or(Path::new(""));
         let (template, notices) = match ChatTemplate::read(folder) {
             Err(ChatError::NoTemplate { .. }) => {
@@ -95,7 +95,15 @@ impl ChatFormat {
         ))
     }
 
-    fn notices(&self) -> Vec<String> {
+    /// All of a conversation, with what the assistant says; without that where the template does not tell.
+    pub fn render_spoken(&self, conversation: &Conversation) -> Result<Rendered, ChatError> {
+        match self.template.render_spoken(conversation) {
+            Err(ChatError::Unmarked { .. }) => self.template.render(conversation, false),
+            rendered => rendered,
+        }
+    }
+
+    pub fn notices(&self) -> Vec<String> {
         let rows = |number: &AtomicU64| {
             let rows = number.load(Ordering::Relaxed);
             (rows > 0).then(|| count(rows as usize, "row"))
@@ -235,13 +243,9 @@ impl Conversations {
 
     /// All of it, with what the assistant says; without that where the template does not tell.
     fn rendered(&self, index: usize, conversation: &Conversation) -> Result<Rendered, TrainerError> {
-        let template = &self.format.template;
         let rendered = match self.counts_all {
-            true => template.render(conversation, false),
-            false => match template.render_spoken(conversation) {
-                Err(ChatError::Unmarked { .. }) => template.render(conversation, false),
-                rendered => rendered,
-            },
+            true => self.format.template.render(conversation, false),
+            false => self.format.render_spoken(conversation),
         };
         rendered.map_err(|error| self.fail(index, &error))
     }

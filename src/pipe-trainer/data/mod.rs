@@ -12,6 +12,7 @@ mod part;
 mod picture_classes;
 mod picture_column;
 mod pictures;
+mod preferences;
 mod preprocessor;
 mod rows;
 mod seq2seq;
@@ -32,6 +33,7 @@ pub use part::{
     ALIGNED_COLUMNS, Column, IGNORED, LOSS_WEIGHTS, Padding, Part, PartShape, Sample, next_packed_tokens, next_tokens,
     sort_longest_first,
 };
+pub use preferences::REJECTED_PREFIX;
 pub use preprocessor::Preprocessor;
 pub use rows::KeptColumns;
 pub use source::{Loaded, Loader, Reader, SampleOrder, Source, Sources, workers};

@@ -332,6 +332,7 @@ mod sample_order_tests {
             cuda_graphs: true,
             early_stop: None,
             class_weights: ClassWeights::None,
+            preference: None,
         }
     }
 

@@ -15,8 +15,8 @@ use serde_json::{Map, Value};
 use super::rows::{Opener, choose_held_out};
 use super::source::{ROWS_PER_COLUMN, Sources};
 use super::{
-    Column, LOSS_WEIGHTS, Sample, Source, Words, classification, contrastive, language, picture_classes, seq2seq,
-    table, time_series, token_labels,
+    Column, LOSS_WEIGHTS, Sample, Source, Words, classification, contrastive, language, picture_classes, preferences,
+    seq2seq, table, time_series, token_labels,
 };
 use crate::error::TrainerError;
 
@@ -62,6 +62,7 @@ fn open_by_task(opener: &Opener<'_>, task_data: &TaskData) -> Result<Sources, Tr
         TaskData::Contrastive { .. } => contrastive::open(opener, task_data),
         TaskData::TimeSeries { .. } => time_series::open(opener, task_data),
         TaskData::Language { .. } => language::open(opener, task_data),
+        TaskData::Preference { .. } => preferences::open(opener, task_data),
         TaskData::TokenLabels { .. } => token_labels::open(opener, task_data),
         TaskData::Table { .. } => table::open(opener, task_data),
         TaskData::PictureClasses { .. } => picture_classes::open(opener, task_data),

@@ -1,14 +1,18 @@
 //! Which model: an architecture with its config, from a folder or from the spec.
 
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
-use pipe_model::adapter::Lora;
-use pipe_model::{ConfigKeys, Labels, ModelConfig, TaskData, architecture, named_task, read_config, with_task};
-use pipe_spec::model_folder::{ADAPTER_CONFIG, ADAPTER_WEIGHTS};
+use pipe_model::adapter::{self, Lora};
+use pipe_model::{
+    ConfigKeys, Labels, ModelConfig, Parameter, TaskData, architecture, named_task, read_config, with_task,
+};
+use pipe_spec::model_folder::{ADAPTER_CONFIG, ADAPTER_WEIGHTS, CONFIG};
 use pipe_spec::pipeline::{self, Arch, ModelTask, Quantize, Task};
 use serde_json::{Map, Value};
 
 use super::interface::Model;
+use super::preference::PreferenceModel;
 use super::quantized::QuantizedLayers;
 use super::registry;
 use super::setup::{Setup, Start};
@@ -26,6 +30,28 @@ fn kept(lora: Lora) -> &'static Lora {
     Box::leak(Box::new(lora))
 }
 
+/// Whether a file has every matrix of an adapter, and nothing that the model has no place for.
+fn check_adapter(parameters: &[Parameter], stored: &TensorFiles) -> Result<(), String> {
+    let trained = || parameters.iter().filter(|parameter| parameter.trained);
+    let names: HashSet<String> = trained().map(|parameter| adapter::stored_name(&parameter.name)).collect();
+    if let Some(name) = stored.names().find(|name| !names.contains(*name)) {
+        return Err(format!("{ADAPTER_WEIGHTS} has {name}, for which the model has no layer"));
+    }
+    let absent = |parameter: &&Parameter| {
+        adapter::is_matrix(&parameter.name) && !stored.contains(&adapter::stored_name(&parameter.name))
+    };
+    match trained().find(absent) {
+        Some(parameter) => Err(format!("{ADAPTER_WEIGHTS} has no {}", adapter::stored_name(&parameter.name))),
+        None => Ok(()),
+    }
+}
+
+fn read_json(path: &Path) -> Result<Map<String, Value>, TrainerError> {
+    let fail = |message: String| TrainerError::Model { path: path.to_owned(), message };
+    let text = bounded_file::read(path, LARGEST_CONFIG).map_err(|error| fail(error.to_string()))?;
+    serde_json::from_slice(&text).map_err(|error| fail(error.to_string()))
+}
+
 pub struct Definition {
     arch: Arch,
     config: Map<String, Value>,
@@ -35,6 +61,8 @@ pub struct Definition {
     has_new_head: bool,
     adapter: Option<AdapterDefinition>,
     quantize: Quantize,
+    /// Whether it learns which of two answers is the better one.
+    prefers: bool,
 }
 
 /// The adapter of a model.
@@ -55,6 +83,7 @@ impl Definition {
                 has_new_head: false,
                 adapter: None,
                 quantize: Quantize::None,
+                prefers: false,
             },
         };
         definition.check_task(model)?;
@@ -63,7 +92,12 @@ impl Definition {
             let message = format!("it is {}, the pipeline says {}", definition.arch.name(), model.arch.name());
             return Err(TrainerError::Model { path, message });
         }
-        Ok(Self { config: with_task(definition.config, model.task()), quantize: model.quantize, ..definition })
+        let (quantize, prefers) = (model.quantize, model.task() == Task::Preference);
+        Ok(Self { config: with_task(definition.config, model.task()), quantize, prefers, ..definition })
+    }
+
+    pub fn is_quantized(&self) -> bool {
+        !self.quantize.is_none()
     }
 
     /// With quantized weights beside an adapter.
@@ -96,15 +130,13 @@ impl Definition {
         if !folder.is_dir() {
             return Err(fail(folder, "not a folder".to_owned()));
         }
-        let file = folder.join("config.json");
-        let text = bounded_file::read(&file, LARGEST_CONFIG).map_err(|error| fail(&file, error.to_string()))?;
-        let config: Map<String, Value> =
-            serde_json::from_slice(&text).map_err(|error| fail(&file, error.to_string()))?;
+        let config = read_json(&folder.join(CONFIG))?;
         let model_type = ConfigKeys(&config).text("model_type")?.unwrap_or_default();
         match Arch::of_model_type(model_type) {
             Some(arch) => {
                 let folder = Some(folder.to_owned());
-                Ok(Self { arch, config, folder, has_new_head: false, adapter: None, quantize: Quantize::None })
+                let (quantize, prefers) = (Quantize::None, false);
+                Ok(Self { arch, config, folder, has_new_head: false, adapter: None, quantize, prefers })
             }
             None => Err(TrainerError::NotAvailable { what: format!("model_type {model_type:?}") }),
         }
@@ -116,21 +148,52 @@ impl Definition {
         if let Some(folder) = &adapter.from {
             return self.with_adapter_folder(Some(Path::new(folder)));
         }
-        let lora = Lora::new(adapter, architecture(self.arch))?;
+        let (config, base) = (self.config()?, self.trained()?);
+        let lora = Lora::new(adapter, architecture(self.arch))?.with_heads(config.as_ref());
+        let lora = lora.for_model(config.as_ref(), |parameter| {
+            base.as_ref().is_some_and(|base| weights::stored_name(parameter, base).is_some())
+        })?;
         self.adapter = Some(AdapterDefinition { lora: kept(lora), folder: None });
         Ok(self)
     }
 
-    /// With the adapter of a folder, as PEFT writes it.
+    /// With the adapter of a folder, as PEFT writes it. One that `pipe` has exported has the config of its model beside it, with the labels that
+    /// its head predicts; elsewhere the head tells how many there are.
     pub fn with_adapter_folder(mut self, folder: Option<&Path>) -> Result<Self, TrainerError> {
         let Some(folder) = folder else { return Ok(self) };
         let file = folder.join(ADAPTER_CONFIG);
         let fail = |message: String| TrainerError::Model { path: file.clone(), message };
-        let text = bounded_file::read(&file, LARGEST_CONFIG).map_err(|error| fail(error.to_string()))?;
-        let config: Map<String, Value> = serde_json::from_slice(&text).map_err(|error| fail(error.to_string()))?;
-        let lora = Lora::read(&config, architecture(self.arch)).map_err(|error| fail(error.to_string()))?;
+        let lora = Lora::read(&read_json(&file)?, architecture(self.arch)).map_err(|error| fail(error.to_string()))?;
+        let stored = TensorFiles::open_file(&folder.join(ADAPTER_WEIGHTS))?;
+        let beside = folder.join(CONFIG);
+        if beside.is_file() {
+            let config = read_json(&beside)?;
+            if config.get("model_type") == self.config.get("model_type") {
+                self.config = config;
+            }
+        } else if let Some(head) = self.config()?.head() {
+            let labels = Labels::read(&self.config)?.map(|labels| labels.count());
+            let rows = stored.shape(&adapter::stored_name(head)).and_then(|shape| shape.first().copied());
+            if let Some(rows) = rows.filter(|rows| Some(*rows) != labels) {
+                self.config.retain(|key, _| !matches!(key.as_str(), "id2label" | "label2id"));
+                self.config.insert("num_labels".to_owned(), rows.into());
+            }
+        }
+        let base = self.trained()?;
+        let is_stored = |parameter: &Parameter| {
+            stored.contains(&adapter::stored_name(&parameter.name))
+                || base.as_ref().is_some_and(|base| weights::stored_name(parameter, base).is_some())
+        };
+        let config = self.config()?;
+        let lora = lora.for_model(config.as_ref(), is_stored).map_err(|error| fail(error.to_string()))?;
+        check_adapter(&lora.parameters(&config.parameters()), &stored).map_err(fail)?;
         self.adapter = Some(AdapterDefinition { lora: kept(lora), folder: Some(folder.to_owned()) });
         Ok(self)
+    }
+
+    /// The same for pairs of answers.
+    pub fn of_pairs(self) -> Self {
+        Self { prefers: true, ..self }
     }
 
     /// The adapter that is trained, if there is one.
@@ -150,7 +213,12 @@ impl Definition {
             files = files.joined(TensorFiles::open_file(&folder.join(ADAPTER_WEIGHTS))?);
         }
         Ok(Some(match self.config()?.head() {
-            Some(head) if self.has_new_head => files.without(&[head, &head.replace(".weight", ".bias")]),
+            Some(head) if self.has_new_head => {
+                let names = [head.to_owned(), head.replace(".weight", ".bias")];
+                let all: Vec<String> =
+                    names.iter().flat_map(|name| [name.clone(), adapter::stored_name(name)]).collect();
+                files.without(&all.iter().map(String::as_str).collect::<Vec<_>>())
+            }
             _ => files,
         }))
     }
@@ -176,7 +244,9 @@ impl Definition {
     fn labels(&self, head: &str) -> Result<Option<Labels>, TrainerError> {
         match self.trained()? {
             None => Ok(Labels::read(&self.config)?),
-            Some(files) if files.contains(head) => Ok(Some(Labels::read(&self.config)?.unwrap_or_default())),
+            Some(files) if files.contains(head) || files.contains(&adapter::stored_name(head)) => {
+                Ok(Some(Labels::read(&self.config)?.unwrap_or_default()))
+            }
             Some(_) => Ok(None),
         }
     }
@@ -224,7 +294,8 @@ impl Definition {
     pub fn task_data(&self) -> Result<TaskData, TrainerError> {
         let config = self.config()?;
         let labels = config.head().map(|head| self.labels(head)).transpose()?.flatten();
-        Ok(config.task_data(labels))
+        let task_data = config.task_data(labels);
+        Ok(if self.prefers { task_data.of_pairs() } else { task_data })
     }
 
     /// Whether the folder's weights are those of its config. Reads names and shapes alone.
@@ -238,6 +309,19 @@ impl Definition {
         // Without one they would be trained themselves.
         let kind = if adapter.is_some() { self.quantize } else { Quantize::None };
         let quantized = QuantizedLayers { kind, names: architecture(self.arch).adapts };
-        registry::build(self.arch, &self.config, start, &Setup { adapter, quantized, ..*setup })
+        let setup = Setup { adapter, quantized, ..*setup };
+        let build = |start: &Start<'_>| registry::build(self.arch, &self.config, start, &setup);
+        let model = build(start)?;
+        if !self.prefers {
+            return Ok(model);
+        }
+        // Without an adapter, the weights that the training began with, also where it is resumed.
+        let (Start::Random { seed } | Start::Tensors { seed, .. }) = *start;
+        let reference = match (setup.adapter, self.trained()?) {
+            (Some(_), _) => None,
+            (None, Some(files)) => Some(build(&Start::Tensors { files: &files, seed })?),
+            (None, None) => Some(build(&Start::Random { seed })?),
+        };
+        Ok(Box::new(PreferenceModel::new(model, reference, setup.preference)?))
     }
 }

@@ -41,6 +41,16 @@ pub trait Model {
         None
     }
 
+    /// For a model that says how probable a text is.
+    fn scorer(&self) -> Option<&dyn Scorer> {
+        None
+    }
+
+    /// For a model that learns which of two answers is the better one.
+    fn pairs(&self) -> Option<&dyn Pairs> {
+        None
+    }
+
     /// For a model that encodes texts.
     fn encoder(&self) -> Option<&dyn Encoder> {
         None
@@ -95,6 +105,27 @@ pub trait Model {
 pub trait TextGenerator {
     /// Writes a text after each row of a part, without dropout and without gradients. Labels are ignored.
     fn generate(&self, part: &Part, limits: &Generation) -> Result<Vec<Vec<i64>>, TrainerError>;
+}
+
+pub trait Scorer {
+    /// The log probabilities of the labels of each sample, added up: [samples] in fp32.
+    fn log_probabilities(&self, part: &Part, mode: Mode) -> Result<Tensor, TrainerError>;
+}
+
+pub trait Pairs {
+    /// Of the pairs of a part, without dropout.
+    fn figures(&self, part: &Part) -> Result<PairFigures, TrainerError>;
+}
+
+/// Sums over pairs of answers.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct PairFigures {
+    pub pairs: f64,
+    pub loss: f64,
+    /// Pairs whose better answer has the larger reward.
+    pub right: f64,
+    /// By how much the reward of the better answer is larger.
+    pub margin: f64,
 }
 
 pub trait Encoder {

@@ -33,18 +33,31 @@ impl Linear {
 
     /// In the kind that the pass computes in.
     pub fn forward(&self, input: &Tensor, pass: Pass) -> Result<Tensor, TrainerError> {
-        let input = input.f_to_kind(pass.compute)?;
-        let output = self.weight.product(&input, self.bias.as_deref(), pass)?;
-        match &self.adapter {
-            Some(adapter) => adapter.add_to(&output, &input, pass),
-            None => Ok(output),
-        }
+        self.forward_with(self.bias.as_deref(), input, pass)
     }
 
     /// The same with its bias still to be added.
     pub fn product(&self, input: &Tensor, pass: Pass) -> Result<Product<'_>, TrainerError> {
-        let output = self.weight.product(&input.f_to_kind(pass.compute)?, None, pass)?;
-        Ok(Product { output, bias: self.bias.as_deref() })
+        Ok(Product { output: self.forward_with(None, input, pass)?, bias: self.bias.as_deref() })
+    }
+
+    /// The same of rows that all samples of the step share.
+    pub fn forward_shared(&self, input: &Tensor, pass: Pass) -> Result<Tensor, TrainerError> {
+        let input = input.f_to_kind(pass.compute)?;
+        let output = self.weight.product(&input, self.bias.as_deref(), pass)?;
+        match self.adapter.as_ref().filter(|_| pass.adapts) {
+            Some(adapter) => adapter.add_to_shared(&output, &input, pass),
+            None => Ok(output),
+        }
+    }
+
+    fn forward_with(&self, bias: Option<&Tensor>, input: &Tensor, pass: Pass) -> Result<Tensor, TrainerError> {
+        let input = input.f_to_kind(pass.compute)?;
+        let output = self.weight.product(&input, bias, pass)?;
+        match self.adapter.as_ref().filter(|_| pass.adapts) {
+            Some(adapter) => adapter.add_to(&output, &input, pass),
+            None => Ok(output),
+        }
     }
 }
 
@@ -170,7 +183,7 @@ impl Product<'_> {
     }
 }
 
-/// Several layers of one input, computed as one. They all have biases.
+/// Several layers of one input, computed as one where none has an adapter. They all have biases, or none has.
 pub fn together<const N: usize>(input: &Tensor, layers: [&Linear; N], pass: Pass) -> Result<[Tensor; N], TrainerError> {
     let biases: Vec<&Tensor> = layers.iter().filter_map(|layer| layer.bias.as_deref()).collect();
     match plain(layers) {
@@ -185,12 +198,6 @@ fn plain<const N: usize>(layers: [&Linear; N]) -> Option<[&Tensor; N]> {
     weights.try_into().ok()
 }
 
-/// One by one.
-fn each<const N: usize>(input: &Tensor, layers: [&Linear; N], pass: Pass) -> Result<[Tensor; N], TrainerError> {
-    let outputs = layers.iter().map(|layer| layer.forward(input, pass)).collect::<Result<Vec<_>, _>>()?;
-    Ok(outputs.try_into().expect("each layer has an output"))
-}
-
 /// Three of them, and their input as a residual, whose gradient costs nothing of its own.
 pub fn together_and_residual(
     input: &Tensor,
@@ -202,15 +209,24 @@ pub fn together_and_residual(
         Some(weights) => {
             Ok(torch::linears_and_residual(&input.f_to_kind(pass.compute)?, weights, biases.try_into().ok())?)
         }
-        None => Ok((each(input, layers, pass)?, input.shallow_clone())),
+        None => {
+            let input = input.f_to_kind(pass.compute)?;
+            Ok((each(&input, layers, pass)?, input))
+        }
     }
+}
+
+/// Several layers of one input, one after the other.
+pub fn each<const N: usize>(input: &Tensor, layers: [&Linear; N], pass: Pass) -> Result<[Tensor; N], TrainerError> {
+    let outputs = layers.iter().map(|layer| layer.forward(input, pass)).collect::<Result<Vec<_>, _>>()?;
+    Ok(outputs.try_into().expect("each layer has an output"))
 }
 
 /// Two layers with an activation between them.
 pub struct FeedForward {
     pub first: Linear,
     /// Multiplied by the activation.
-    pub gate: Option<SharedTensor>,
+    pub gate: Option<Linear>,
     pub second: Linear,
     pub activation: Activation,
     /// Whether some of what lies between the layers is dropped.
@@ -238,11 +254,11 @@ impl FeedForward {
         }
         let inner = self.first.forward(input, pass)?;
         let inner = match &self.gate {
-            Some(gate) => activate_gated(self.activation, &inner, &pass.linear(input, gate, None)?)?,
+            Some(gate) => activate_gated(self.activation, &inner, &gate.forward(input, pass)?)?,
             None => activate(self.activation, &inner)?,
         };
         let inner = if self.drops { pass.drop_out(&inner)? } else { inner };
-        self.second.weight.product(&inner, second_bias, pass)
+        self.second.forward_with(second_bias, &inner, pass)
     }
 
     /// Where there are kernels for it.
@@ -253,11 +269,15 @@ impl FeedForward {
         pass: Pass,
     ) -> Option<torch::FeedForward<'a>> {
         let (first, second) = (self.first.plain()?, self.second.plain()?);
+        let gate = match &self.gate {
+            Some(gate) => Some(gate.plain()?),
+            None => None,
+        };
         let inner = first.size()[0];
         (input.device().is_cuda() && is_fused(self.activation) && inner % 8 == 0).then(|| torch::FeedForward {
             first,
             first_bias: self.first.bias.as_deref(),
-            gate: self.gate.as_deref(),
+            gate,
             second,
             second_bias,
             activation: self.activation as i64,

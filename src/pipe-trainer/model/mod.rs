@@ -1,5 +1,7 @@
 //! The models: what every one of them can do, their layers and weights, and the registry of architectures.
 
+#[cfg(test)]
+mod adapted_tests;
 pub mod attention;
 mod bag_of_words;
 mod batch_norm;
@@ -16,6 +18,7 @@ mod mu_sota;
 #[cfg(test)]
 mod packed_tests;
 pub mod pass;
+mod preference;
 mod quantized;
 mod registry;
 mod resnet;
@@ -27,7 +30,7 @@ mod vit;
 mod weights;
 
 pub use definition::Definition;
-pub use interface::{Contrastive, Embeddings, Generation, Model};
+pub use interface::{Contrastive, Embeddings, Generation, Model, PairFigures, Pairs};
 pub use pass::{Drawn, DropoutKeys, Mode};
 pub use quantized::Quantized;
 pub use setup::{Setup, Start};

@@ -17,6 +17,8 @@ pub enum Mode {
     Train(Drawn),
     /// Without.
     Eval,
+    /// Without, and without the adapter: the model as it was before it was adapted.
+    Reference,
 }
 
 /// How a part is computed. What dropout draws in it is a function of seed, first sample and the dropout in the model, and of nothing else.
@@ -51,6 +53,8 @@ pub struct Pass {
     /// The kind that matrix products are computed in.
     pub compute: Kind,
     pub checkpointing: bool,
+    /// Whether adapters are added.
+    pub adapts: bool,
     /// The number of the block that is being computed.
     pub block: u64,
     /// Where samples are packed: the address of the places of their tokens, as in `Dropped`.
@@ -65,25 +69,29 @@ thread_local! {
 impl Pass {
     pub fn new(mode: Mode, dropout: f64, setup: &Setup) -> Self {
         let (compute, checkpointing) = (setup.kinds.compute, setup.checkpointing);
+        // An adapter drops where the model itself may not.
+        let most = setup.adapter.map_or(dropout, |adapter| dropout.max(adapter.dropout));
         match mode {
             Mode::Train(drawn) => {
                 let checkpointing = checkpointing || drawn.recomputes;
                 Self {
                     dropout,
-                    drawn: Some(drawn).filter(|_| dropout > 0.0),
+                    drawn: Some(drawn).filter(|_| most > 0.0),
                     compute,
                     checkpointing,
+                    adapts: true,
                     block: 0,
                     tokens: 0,
                 }
             }
             Mode::Eval => Self::quiet(compute),
+            Mode::Reference => Self { adapts: false, ..Self::quiet(compute) },
         }
     }
 
     /// Nothing is dropped, and all is computed in `kind`.
     pub fn quiet(kind: Kind) -> Self {
-        Self { dropout: 0.0, drawn: None, compute: kind, checkpointing: false, block: 0, tokens: 0 }
+        Self { dropout: 0.0, drawn: None, compute: kind, checkpointing: false, adapts: true, block: 0, tokens: 0 }
     }
 
     /// Dropouts are counted anew in each block, so that a block that is recomputed drops the same.

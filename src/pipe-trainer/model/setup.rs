@@ -1,7 +1,7 @@
 //! How a model is built: what its weights start from, and what it computes in.
 
 use pipe_model::adapter::Lora;
-use pipe_spec::pipeline::{Checkpointing, Precision, Train};
+use pipe_spec::pipeline::{Checkpointing, Precision, Preference, Train};
 use tch::{Device, Kind};
 
 use super::quantized::QuantizedLayers;
@@ -62,6 +62,8 @@ pub struct Setup {
     pub adapter: Option<&'static Lora>,
     /// The layers whose weights are quantized.
     pub quantized: QuantizedLayers,
+    /// The loss of pairs of answers, for a training on them.
+    pub preference: Preference,
 }
 
 impl Setup {
@@ -74,6 +76,7 @@ impl Setup {
             checkpointing: train.checkpointing == Checkpointing::On,
             adapter: None,
             quantized: QuantizedLayers::NONE,
+            preference: train.preference.unwrap_or_default(),
         }
     }
 
@@ -86,6 +89,7 @@ impl Setup {
             checkpointing: false,
             adapter: None,
             quantized: QuantizedLayers::NONE,
+            preference: Preference::default(),
         }
     }
 }

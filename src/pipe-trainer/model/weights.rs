@@ -141,7 +141,7 @@ impl Weights {
                 Start::Random { .. } => draw(parameter, kind, setup.device)?,
                 Start::Tensors { files, .. } => match stored_name(parameter, files) {
                     None if parameter.may_be_missing => {
-                        if setup.adapter.is_none() || !parameter.trained {
+                        if !adapter::is_matrix(&parameter.name) {
                             newly_initialised.push(parameter.name.clone());
                         }
                         draw(parameter, kind, setup.device)?
@@ -240,8 +240,7 @@ impl Weights {
             };
             Ok((entry.name.clone(), tensor))
         };
-        let is_of_adapter = |entry: &&NamedWeight| self.adapter.is_some() && entry.trained;
-        self.weights.iter().filter(|entry| !is_of_adapter(entry)).map(merged).collect()
+        self.weights.iter().filter(|entry| !adapter::is_matrix(&entry.name)).map(merged).collect()
     }
 
     /// All that are not quantized, in order.
@@ -292,8 +291,16 @@ impl Adapter {
     /// The output of its layer with what it adds for `input`. Scaled where it is narrow, and added by the product itself: nothing else
     /// as large as the output is written.
     pub fn add_to(&self, output: &Tensor, input: &Tensor, pass: Pass) -> Result<Tensor, TrainerError> {
-        let input = pass.dropping(self.dropout).drop_out(input)?;
-        let inner = pass.linear(&input, &self.down, None)?.f_mul_scalar(self.scale)?;
+        self.add_product(output, &pass.dropping(self.dropout).drop_out(input)?, pass)
+    }
+
+    /// The same for rows that all samples of the step share.
+    pub fn add_to_shared(&self, output: &Tensor, input: &Tensor, pass: Pass) -> Result<Tensor, TrainerError> {
+        self.add_product(output, &pass.dropping(self.dropout).drop_out_shared(input)?, pass)
+    }
+
+    fn add_product(&self, output: &Tensor, input: &Tensor, pass: Pass) -> Result<Tensor, TrainerError> {
+        let inner = pass.linear(input, &self.down, None)?.f_mul_scalar(self.scale)?;
         let (sizes, up) = (output.size(), self.up.f_to_kind(pass.compute)?);
         let rows = |tensor: &Tensor| tensor.f_reshape([-1, tensor.size()[tensor.dim() - 1]]);
         Ok(rows(output)?.f_addmm(&rows(&inner)?, &up.f_tr()?)?.f_reshape(sizes)?)
@@ -319,9 +326,10 @@ pub fn check(parameters: &[Parameter], files: &TensorFiles) -> Result<(), Traine
     Ok(())
 }
 
-/// The name of a parameter in the files, if it is there.
-fn stored_name<'a>(parameter: &'a Parameter, files: &TensorFiles) -> Option<&'a String> {
-    std::iter::once(&parameter.name).chain(&parameter.aliases).find(|name| files.contains(name))
+/// The name of a parameter in the files, if it is there. What was trained beside an adapter may be in the files of its model as well.
+pub fn stored_name<'a>(parameter: &'a Parameter, files: &TensorFiles) -> Option<&'a String> {
+    let trained = parameter.aliases.iter().filter(|name| adapter::is_stored_name(name));
+    trained.chain([&parameter.name]).chain(&parameter.aliases).find(|name| files.contains(name))
 }
 
 /// In fp32 whatever `kind` is, so that every precision begins with the same weights.

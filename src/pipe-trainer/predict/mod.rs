@@ -96,6 +96,10 @@ impl Prediction {
                 classes::predict_classes(&mut self, task_data, labels.clone().unwrap_or_default())
             }
             TaskData::Contrastive { .. } => classes::predict_pairs(&mut self, task_data),
+            // The runner asks for the answers of a model that learned from pairs.
+            TaskData::Preference { .. } => {
+                Err(TrainerError::NotAvailable { what: "predictions of pairs of answers".to_owned() })
+            }
             TaskData::Language { vocab_size, max_length, joins_texts } => {
                 let pieces = Pieces { longest: *max_length as usize, joins_texts: *joins_texts };
                 texts::predict_language(&mut self, task_data, *vocab_size, pieces)

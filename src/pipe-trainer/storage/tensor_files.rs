@@ -133,6 +133,11 @@ impl TensorFiles {
         self.tensors.contains_key(name)
     }
 
+    /// The shape of a tensor that is there.
+    pub fn shape(&self, name: &str) -> Option<&[i64]> {
+        self.tensors.get(name).map(|stored| stored.shape.as_slice())
+    }
+
     /// A tensor as it stands in the file.
     pub fn read(&self, name: &str) -> Result<Tensor, TrainerError> {
         let stored = self.stored(name)?;

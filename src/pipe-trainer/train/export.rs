@@ -80,7 +80,7 @@ fn write_weights(session: &Session, state: &State, exported: &Exported<'_>, stag
             let tensors: Vec<(String, &Tensor)> = merged.iter().map(|(name, tensor)| (name.clone(), tensor)).collect();
             return tensor_writer::write(&file, &tensors).map(drop);
         }
-        write_json(staged, ADAPTER_CONFIG, &lora.export(session.spec.base_model.as_deref(), "CAUSAL_LM"))?;
+        write_json(staged, ADAPTER_CONFIG, &lora.export(session.spec.base_model.as_deref()))?;
         file = staged.path(ADAPTER_WEIGHTS);
     }
     match exported.weights {

@@ -286,6 +286,7 @@ fn identity(session: &Session, order: &SampleOrder) -> Identity {
         optimizer: session.spec.train.optimizer.kind,
         rows: order.rows(),
         class_weights: session.spec.train.class_weights,
+        preference: session.spec.train.preference,
     }
 }
 

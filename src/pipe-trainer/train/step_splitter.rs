@@ -77,6 +77,7 @@ impl StepSplitter {
             TaskData::Seq2Seq { .. }
                 | TaskData::Classification { .. }
                 | TaskData::TokenLabels { .. }
+                | TaskData::Preference { .. }
                 | TaskData::Language { joins_texts: false, .. }
         );
         let fills = spec.train.split == Split::Fill;
@@ -100,7 +101,7 @@ impl StepSplitter {
                     target: full.target.into(),
                     padded: true,
                     drops: spec.train.dropout.map_or(config.drops(), |share| share > 0.0),
-                    adapter: definition.adapter().map(|adapter| adapter.work(architecture(definition.arch()))),
+                    adapter: definition.adapter().map(|adapter| adapter.work(architecture(definition.arch()), definition.is_quantized())),
                 };
                 Some(PartBudget::new(config, definition.adapter(), work, shape.layout(), recompute, spec.train.effective_batch))
             }

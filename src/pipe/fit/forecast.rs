@@ -98,6 +98,7 @@ struct ModelFacts {
     arch: Arch,
     config: Map<String, Value>,
     adapter: Option<Adapter>,
+    is_quantized: bool,
 }
 
 /// Why there is no forecast.
@@ -107,6 +108,8 @@ pub enum NoForecast {
     Config(#[from] ConfigError),
     #[error("{} has no estimate of memory; `pipe fit` measures the largest batch that fits", arch.name())]
     NoEstimate { arch: Arch },
+    #[error("a training of an adapter has no estimate of memory; `pipe fit` measures the largest batch that fits")]
+    Adapter,
 }
 
 /// A model's config as it was read, with what every estimate of it needs.
@@ -124,6 +127,7 @@ impl Forecaster {
                 arch: training.model.arch,
                 config: config.clone(),
                 adapter: training.adapter.clone(),
+                is_quantized: !training.model.quantize.is_none(),
             },
             train: training.train.clone(),
             data: training.data.clone(),
@@ -146,11 +150,13 @@ impl Forecaster {
         let config = pipe_model::read_config(arch, &self.model.config)?;
         let architecture = pipe_model::architecture(arch);
         let adapter = self.model.adapter.as_ref().map(|adapter| Lora::new(adapter, architecture)).transpose()?;
-        let memory = config.step_memory().filter(|memory| adapter.is_none() || memory.counts_adapters());
-        let memory = memory.ok_or(NoForecast::NoEstimate { arch })?;
+        let memory = config.step_memory().ok_or(NoForecast::NoEstimate { arch })?;
+        if adapter.is_some() && (!memory.counts_adapters() || self.model.is_quantized) {
+            return Err(NoForecast::Adapter);
+        }
         let own = config.parameters();
         let parameters = adapter.as_ref().map_or_else(|| own.clone(), |adapter| adapter.parameters(&own));
-        let adapter = adapter.map(|adapter| adapter.work(architecture));
+        let adapter = adapter.map(|adapter| adapter.work(architecture, false));
         let model = Model { config: config.as_ref(), memory, parameters, adapter };
         let capacity = self.capacity(card.as_ref().map(|card| card.total));
         let effective_batch = self.train.effective_batch;

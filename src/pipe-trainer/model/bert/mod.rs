@@ -180,7 +180,9 @@ impl Embeddings {
             Some(types) => Tensor::f_embedding(&self.token_type_embeddings, types, -1, false, false)?,
             None => self.token_type_embeddings.f_narrow(0, 0, 1)?,
         };
-        let embedded = words.f_add(&types)?.f_add(&self.positions(input_ids, packed)?)?;
+        // Frozen tables are narrow.
+        let wide = self.layer_norm.weight.kind();
+        let embedded = words.f_to_kind(wide)?.f_add(&types)?.f_add(&self.positions(input_ids, packed)?)?;
         pass.drop_out(&self.layer_norm.forward(&embedded)?)
     }
 

@@ -43,6 +43,12 @@ impl Clip {
         })
     }
 
+    /// Those of both towers.
+    fn layers(&self) -> u64 {
+        let towers = [&self.config.text_config.tower, &self.config.vision_config.tower];
+        towers.iter().map(|tower| tower.num_hidden_layers as u64).sum()
+    }
+
     /// A pass through one tower.
     fn pass(&self, mode: Mode, attention_dropout: f64) -> Pass {
         Pass::new(mode, self.setup.dropout.unwrap_or(attention_dropout), &self.setup)
@@ -98,13 +104,13 @@ impl Contrastive for Clip {
     fn embed_images(&self, part: &Part, mode: Mode) -> Result<Tensor, TrainerError> {
         let pass = self.pass(mode, self.config.vision_config.tower.attention_dropout);
         let pooled = self.vision_model.forward(part.get("pixel_values")?, pass)?;
-        unit(&self.visual_projection.forward(&pooled, pass)?)
+        unit(&self.visual_projection.forward(&pooled, pass.for_block(self.layers()))?)
     }
 
     fn embed_texts(&self, part: &Part, mode: Mode) -> Result<Tensor, TrainerError> {
         let pass = self.pass(mode, self.config.text_config.tower.attention_dropout);
         let pooled = self.text_model.forward(part, pass)?;
-        unit(&self.text_projection.forward(&pooled, pass)?)
+        unit(&self.text_projection.forward(&pooled, pass.for_block(self.layers() + 1))?)
     }
 
     /// The mean of finding each picture's text and each text's picture.
@@ -220,7 +226,9 @@ impl TextTower {
     }
 
     fn embed(&self, input_ids: &Tensor) -> Result<Tensor, TrainerError> {
-        Ok(Tensor::f_embedding(&self.token_embedding, input_ids, -1, false, false)?)
+        let tokens = Tensor::f_embedding(&self.token_embedding, input_ids, -1, false, false)?;
+        // Frozen tables are narrow.
+        Ok(tokens.f_to_kind(self.final_layer_norm.weight.kind())?)
     }
 
     /// On a card rows may be padded to a round length, beyond the last position; behind that is only padding.

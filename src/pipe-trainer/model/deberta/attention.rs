@@ -94,7 +94,7 @@ impl Attention {
         let embeddings = pass.drop_out_shared(distances.embeddings)?;
         let part = |content: &Tensor, layer: &Option<Linear>, rows: i64| -> Result<Option<Tensor>, TrainerError> {
             let Some(layer) = layer else { return Ok(None) };
-            let positions = layer.forward(&embeddings, pass)?.f_mul_scalar(self.scale)?;
+            let positions = layer.forward_shared(&embeddings, pass)?.f_mul_scalar(self.scale)?;
             let positions = positions.f_index_select(0, &distances.rows.f_select(0, rows)?)?;
             by_token(&self.products(content, &positions)?).map(Some)
         };

@@ -38,7 +38,10 @@ impl Embeddings {
     /// In the kind of the weights; padding becomes 0. Tokens without types are all of the first.
     pub fn forward(&self, part: &Part, pass: Pass) -> Result<Tensor, TrainerError> {
         let input_ids = part.get("input_ids")?;
-        let mut embedded = Tensor::f_embedding(&self.word_embeddings, input_ids, self.pad_token_id, false, false)?;
+        // Frozen tables are narrow.
+        let wide = self.layer_norm.weight.kind();
+        let embedded = Tensor::f_embedding(&self.word_embeddings, input_ids, self.pad_token_id, false, false)?;
+        let mut embedded = embedded.f_to_kind(wide)?;
         if let Some(table) = &self.position_embeddings {
             let (last, length) = (table.size()[0] - 1, input_ids.size2()?.1);
             // Padding may reach beyond the last position; it is masked.
@@ -56,7 +59,7 @@ impl Embeddings {
             embedded = embedded.f_add(&types)?;
         }
         if let Some(projection) = &self.embed_proj {
-            embedded = projection.forward(&embedded, pass)?.f_to_kind(self.word_embeddings.kind())?;
+            embedded = projection.forward(&embedded, pass)?.f_to_kind(wide)?;
         }
         let mut normed = self.layer_norm.forward(&embedded)?;
         if let Some(mask) = part.find("attention_mask") {

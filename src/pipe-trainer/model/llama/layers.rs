@@ -132,12 +132,10 @@ enum Gated {
 
 impl Gated {
     fn new([gate, up, down]: [Linear; 3], activation: Activation) -> Self {
-        let is_plain = [&gate, &up, &down].iter().all(|layer| layer.plain().is_some());
-        match up {
-            Linear { weight: Weight::Wide(up), bias: None, .. } if is_plain => {
-                Self::Fused(FeedForward { first: gate, gate: Some(up), second: down, activation, drops: false })
-            }
-            up => Self::Layers { gate, up, down, activation },
+        let is_plain = up.bias.is_none() && [&gate, &up, &down].iter().all(|layer| layer.plain().is_some());
+        match is_plain {
+            true => Self::Fused(FeedForward { first: gate, gate: Some(up), second: down, activation, drops: false }),
+            false => Self::Layers { gate, up, down, activation },
         }
     }
 

@@ -12,13 +12,14 @@ use serde_json::{Map, Value};
 use tch::{Kind, Tensor};
 
 use super::attention;
-use super::interface::{Model, TextGenerator};
+use super::interface::{Model, Scorer, TextGenerator};
 use super::layers::RmsNorm;
 use super::pass::{Mode, Pass};
 use super::setup::{Setup, Start};
 use super::weights::{SharedTensor, Weights};
 use crate::data::{IGNORED, Packed, Part, next_packed_tokens, next_tokens};
 use crate::error::TrainerError;
+use crate::model::preference;
 use crate::torch;
 
 pub struct Llama {
@@ -60,9 +61,7 @@ impl Llama {
     fn read(&self, part: &Part, mode: Mode) -> Result<Tensor, TrainerError> {
         let (name, ids) = ids(part)?;
         let packed = part.packed(name);
-        // Something is drawn where either drops.
-        let adapter = self.setup.adapter.map_or(0.0, |adapter| adapter.dropout);
-        let pass = Pass::new(mode, self.dropout.max(adapter), &self.setup).dropping(self.dropout).through(packed);
+        let pass = Pass::new(mode, self.dropout, &self.setup).through(packed);
         let length = packed.map_or(ids.size2()?.1, Packed::longest);
         if length > self.config.max_position_embeddings {
             let message = format!("found {}; a row has {length} tokens", self.config.max_position_embeddings);
@@ -144,5 +143,23 @@ impl Model for Llama {
 
     fn text_generator(&self) -> Option<&dyn TextGenerator> {
         Some(self)
+    }
+
+    fn scorer(&self) -> Option<&dyn Scorer> {
+        Some(self)
+    }
+}
+
+impl Scorer for Llama {
+    fn log_probabilities(&self, part: &Part, mode: Mode) -> Result<Tensor, TrainerError> {
+        let hidden = self.read(part, mode)?;
+        let (rows, labels) = (hidden.f_reshape([-1, self.config.hidden_size])?, labels(part)?);
+        let each =
+            preference::log_probabilities(&rows, &self.head()?, &labels.f_reshape([-1])?, self.config.loss_rows())?;
+        let (name, ids) = ids(part)?;
+        let each = each.f_reshape(ids.size())?;
+        let Some(packed) = part.packed(name) else { return Ok(each.f_sum_dim_intlist(1i64, false, Kind::Float)?) };
+        let is_own = packed.counts.f_unsqueeze(0)?.f_lt_tensor(&packed.lengths()?.f_unsqueeze(1)?)?;
+        Ok(packed.unpacked(&each)?.f_mul(&is_own)?.f_sum_dim_intlist(1i64, false, Kind::Float)?)
     }
 }

@@ -8,6 +8,7 @@ use super::layers::{Attention, Block, Rows};
 use crate::data::Part;
 use crate::error::TrainerError;
 use crate::model::attention::{key_mask, padding_mask};
+use crate::model::layers::Linear;
 use crate::model::pass::Pass;
 
 pub struct Decoder<'a> {
@@ -31,7 +32,7 @@ impl<'a> Decoder<'a> {
         let memory = model.encoder.forward(&model.embed(part.get("input_ids")?, pass)?, rows, None, pass)?;
         let stack = &model.decoder;
         let bias = stack.buckets.last_row(&stack.relative_attention_bias, max_length)?.f_to_kind(Kind::Float)?;
-        let layers = stack.blocks.iter().map(|block| Layer::begin(block, &memory)).collect::<Result<_, _>>()?;
+        let layers = stack.blocks.iter().map(|block| Layer::begin(block, &memory, pass)).collect::<Result<_, _>>()?;
         Ok(Self { model, layers, padding, bias, length: 0 })
     }
 
@@ -63,7 +64,8 @@ impl<'a> Decoder<'a> {
         if self.model.config.scale_decoder_outputs {
             hidden = hidden.f_mul_scalar((self.model.config.d_model as f64).powf(-0.5))?;
         }
-        Ok(hidden.f_linear(&self.model.head, None::<&Tensor>)?.f_to_kind(Kind::Float)?)
+        let head = &self.model.head;
+        Ok(hidden.f_to_kind(head.kind())?.f_linear(head, None::<&Tensor>)?.f_to_kind(Kind::Float)?)
     }
 
     /// Goes on with row `rows[i]` in place of row `i`, which must be of the same source.
@@ -78,9 +80,9 @@ impl<'a> Decoder<'a> {
     }
 }
 
-/// In the kind of the weights: nothing is saved here by computing in a narrower one.
+/// In the kind of the weights: nothing is saved here by computing in a narrower one. Those beside an adapter are narrow.
 fn quiet(model: &T5) -> Pass {
-    Pass::quiet(model.setup.kinds.weights)
+    Pass::quiet(model.head.kind())
 }
 
 /// The mask that is added to the scores of attention to the source, [batch, 1, 1, length].
@@ -111,10 +113,10 @@ struct Remembered {
 }
 
 impl<'a> Layer<'a> {
-    fn begin(block: &'a Block, memory: &Tensor) -> Result<Self, TrainerError> {
+    fn begin(block: &'a Block, memory: &Tensor, pass: Pass) -> Result<Self, TrainerError> {
         let (sources, length, _) = memory.size3()?;
         let memory = match &block.cross_attention {
-            Some(cross) => Some((cross, Remembered::new(cross, memory, sources, length)?)),
+            Some(cross) => Some((cross, Remembered::new(cross, memory, [sources, length], pass)?)),
             None => None,
         };
         Ok(Self { block, tokens: None, memory })
@@ -125,30 +127,30 @@ impl<'a> Layer<'a> {
         let rows = hidden.size()[0];
         let attention = &self.block.attention;
         let normed = attention.layer_norm.forward(hidden)?;
-        let new = Remembered::new(attention, &normed, rows, 1)?;
+        let new = Remembered::new(attention, &normed, [rows, 1], pass)?;
         let tokens = match &self.tokens {
             Some(before) => before.followed_by(&new)?,
             None => new,
         };
-        let query = heads(attention, &normed, &attention.q, rows, 1)?;
-        let mut hidden = added(attention, hidden, &tokens.attend(&query, bias)?)?;
+        let query = heads(attention, &normed, &attention.q, [rows, 1], pass)?;
+        let mut hidden = added(attention, hidden, &tokens.attend(&query, bias)?, pass)?;
         self.tokens = Some(tokens);
         if let Some((cross, memory)) = &self.memory {
             // All rows of a source ask the same memory: they stand where the positions of a sequence would.
             let sources = memory.keys.size()[0];
             let normed = cross.layer_norm.forward(&hidden)?;
-            let query = heads(cross, &normed, &cross.q, sources, rows / sources)?;
-            hidden = added(cross, &hidden, &memory.attend(&query, padding)?)?;
+            let query = heads(cross, &normed, &cross.q, [sources, rows / sources], pass)?;
+            hidden = added(cross, &hidden, &memory.attend(&query, padding)?, pass)?;
         }
         self.block.feed_forward.forward(&hidden, pass)
     }
 }
 
 impl Remembered {
-    fn new(attention: &Attention, input: &Tensor, rows: i64, length: i64) -> Result<Self, TrainerError> {
+    fn new(attention: &Attention, input: &Tensor, shape: [i64; 2], pass: Pass) -> Result<Self, TrainerError> {
         Ok(Self {
-            keys: heads(attention, input, &attention.k, rows, length)?,
-            values: heads(attention, input, &attention.v, rows, length)?,
+            keys: heads(attention, input, &attention.k, shape, pass)?,
+            values: heads(attention, input, &attention.v, shape, pass)?,
         })
     }
 
@@ -170,17 +172,17 @@ impl Remembered {
 fn heads(
     attention: &Attention,
     input: &Tensor,
-    projection: &Tensor,
-    rows: i64,
-    length: i64,
+    projection: &Linear,
+    [rows, length]: [i64; 2],
+    pass: Pass,
 ) -> Result<Tensor, TrainerError> {
-    let projected = input.f_linear(projection, None::<&Tensor>)?;
+    let projected = projection.forward(input, pass)?;
     Ok(projected.f_view([rows, length, attention.heads, attention.d_kv])?.f_transpose(1, 2)?)
 }
 
 /// `attended` with its heads merged, projected and added to what came in.
-fn added(attention: &Attention, hidden: &Tensor, attended: &Tensor) -> Result<Tensor, TrainerError> {
+fn added(attention: &Attention, hidden: &Tensor, attended: &Tensor, pass: Pass) -> Result<Tensor, TrainerError> {
     let inner = attention.heads * attention.d_kv;
     let merged = attended.f_transpose(1, 2)?.f_reshape([hidden.size()[0], 1, inner])?;
-    Ok(hidden.f_add(&merged.f_linear(&attention.o, None::<&Tensor>)?)?)
+    Ok(hidden.f_add(&attention.o.forward(&merged, pass)?)?)
 }

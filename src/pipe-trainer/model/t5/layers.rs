@@ -15,7 +15,6 @@ use crate::model::layers::{self, Linear, RmsNorm};
 use crate::model::pass::{self, Pass};
 use crate::model::setup::hidden_score;
 use crate::model::weights::{SharedTensor, Weights};
-use crate::torch;
 
 pub struct Stack {
     pub(super) blocks: Vec<Arc<Block>>,
@@ -200,17 +199,17 @@ impl pass::Block for Block {
 
 pub(super) struct Attention {
     pub(super) layer_norm: RmsNorm,
-    pub(super) q: SharedTensor,
-    pub(super) k: SharedTensor,
-    pub(super) v: SharedTensor,
-    pub(super) o: SharedTensor,
+    pub(super) q: Linear,
+    pub(super) k: Linear,
+    pub(super) v: Linear,
+    pub(super) o: Linear,
     pub(super) heads: i64,
     pub(super) d_kv: i64,
 }
 
 impl Attention {
     fn new(config: &T5Config, weights: &Weights, layer: &str, name: &str) -> Self {
-        let projection = |letter: &str| weights.get(&format!("{layer}.{name}.{letter}.weight"));
+        let projection = |letter: &str| Linear::without_bias(weights, &format!("{layer}.{name}.{letter}"));
         Self {
             layer_norm: norm(config, weights, &format!("{layer}.layer_norm")),
             q: projection("q"),
@@ -235,14 +234,15 @@ impl Attention {
             None => self.heads_of(&normed, [&self.q, &self.k, &self.v], pass)?,
             Some(memory) => {
                 let [q] = self.heads_of(&normed, [&self.q], pass)?;
-                let [k, v] = self.heads_of(memory, [&self.k, &self.v], pass)?;
+                let source = scores.packed.map(|[_, source]| source);
+                let [k, v] = self.heads_of(memory, [&self.k, &self.v], pass.through(source))?;
                 [q, k, v]
             }
         };
         let attended = attend([&q, &k, &v], scores, pass)?;
         let (batch, length, _) = hidden.size3()?;
         let merged = attended.f_transpose(1, 2)?.f_reshape([batch, length, self.heads * self.d_kv])?;
-        pass.drop_add(&pass.linear(&merged, &self.o, None)?, &hidden)
+        pass.drop_add(&self.o.forward(&merged, pass)?, &hidden)
     }
 
     /// [batch, length, d_model] to [batch, heads, length, d_kv], by each projection. On a card they are one product: so is the gradient of the
@@ -250,15 +250,13 @@ impl Attention {
     fn heads_of<const N: usize>(
         &self,
         input: &Tensor,
-        projections: [&SharedTensor; N],
+        projections: [&Linear; N],
         pass: Pass,
     ) -> Result<[Tensor; N], TrainerError> {
         let (batch, length, _) = input.size3()?;
         let projected = match N > 1 && input.device().is_cuda() {
-            true => Vec::from(torch::linears(input, projections.map(|projection| &**projection), None)?),
-            false => {
-                projections.iter().map(|projection| pass.linear(input, projection, None)).collect::<Result<_, _>>()?
-            }
+            true => layers::together(input, projections, pass)?,
+            false => layers::each(input, projections, pass)?,
         };
         let heads = |one: &Tensor| one.f_view([batch, length, self.heads, self.d_kv])?.f_transpose(1, 2);
         let all = projected.iter().map(heads).collect::<Result<Vec<_>, _>>()?;
@@ -276,7 +274,7 @@ impl FeedForward {
         let dense = |name: &str| Linear::without_bias(weights, &format!("{layer}.DenseReluDense.{name}"));
         let FeedForwardKind { gated, activation } = config.feed_forward;
         let first = dense(if gated { "wi_0" } else { "wi" });
-        let gate = gated.then(|| weights.get(&format!("{layer}.DenseReluDense.wi_1.weight")));
+        let gate = gated.then(|| dense("wi_1"));
         Self {
             layer_norm: norm(config, weights, &format!("{layer}.layer_norm")),
             layers: layers::FeedForward { first, gate, second: dense("wo"), activation, drops: true },

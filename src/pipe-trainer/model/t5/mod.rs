@@ -61,8 +61,10 @@ impl T5 {
         Ok(shifted.f_masked_fill(&shifted.f_eq(IGNORED)?, self.config.pad_token_id)?)
     }
 
+    /// In the kind of the weights, which is added up along the layers.
     fn embed(&self, ids: &Tensor, pass: Pass) -> Result<Tensor, TrainerError> {
-        pass.drop_out(&Tensor::f_embedding(&self.shared, ids, -1, false, false)?)
+        let embedded = Tensor::f_embedding(&self.shared, ids, -1, false, false)?;
+        pass.drop_out(&embedded.f_to_kind(self.setup.kinds.weights)?)
     }
 
     /// The input of the head: [batch, target length, d_model], or [1, target tokens, d_model] of packed samples, in the kind that is computed in.

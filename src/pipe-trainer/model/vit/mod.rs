@@ -61,9 +61,11 @@ impl Vit {
         let stride = [self.config.vision.patch_size; 2];
         let weight = narrow(self.projection.plain().expect("it has no adapter"))?;
         let patches = narrow(pixel_values)?.f_conv2d(&weight, bias.as_ref(), stride, [0, 0], [1, 1], 1)?;
-        let patches = patches.f_flatten(2, 3)?.f_transpose(1, 2)?.f_to_kind(self.cls_token.kind())?;
+        // A frozen token is narrow.
+        let wide = self.setup.kinds.weights;
+        let patches = patches.f_flatten(2, 3)?.f_transpose(1, 2)?.f_to_kind(wide)?;
         let (samples, _, width) = patches.size3()?;
-        let class = self.cls_token.f_expand([samples, 1, width], false)?;
+        let class = self.cls_token.f_to_kind(wide)?.f_expand([samples, 1, width], false)?;
         pass.drop_out(&Tensor::f_cat(&[class, patches], 1)?.f_add(&self.position_embeddings)?)
     }
 }

@@ -13,7 +13,7 @@ use tch::Kind;
 
 use super::pass::{Measures, Pass};
 use super::token_labels::are_numbers;
-use super::{classification, contrastive, generation, token_labels};
+use super::{classification, contrastive, generation, preference, token_labels};
 use crate::data::{PartShape, Reader, Sample, SampleOrder, Sources};
 use crate::error::TrainerError;
 use crate::model::{Definition, Mode};
@@ -101,6 +101,10 @@ impl Evaluator {
         };
         let Measures { loss, scores, mut details, headline, samples } = match (self.task, state.model.contrastive()) {
             (_, Some(model)) => contrastive::evaluate(&pass, model)?,
+            (Task::Preference, None) => match state.model.pairs() {
+                Some(pairs) => preference::evaluate(&pass, pairs)?,
+                None => Measures { loss: pass.loss()?, ..Measures::default() },
+            },
             (Task::Seq2Seq | Task::Language, None) => generation::evaluate(&pass)?,
             (Task::Classification | Task::TimeSeries | Task::Table | Task::PictureClasses, None) => {
                 classification::evaluate(&pass)?

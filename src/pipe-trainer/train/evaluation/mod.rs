@@ -5,6 +5,7 @@ mod contrastive;
 mod evaluator;
 mod generation;
 mod pass;
+mod preference;
 mod token_labels;
 
 pub use classification::{Predictions, SeveralLabels};

@@ -5,7 +5,7 @@ use std::io::{BufRead, IsTerminal};
 use std::path::Path;
 
 use pipe_data::DataTable;
-use pipe_spec::pipeline::{Arch, CONTEXT, CONVERSATION, Model, ModelTask, Quantize, Task};
+use pipe_spec::pipeline::{Arch, CHOSEN, CONTEXT, CONVERSATION, Model, ModelTask, Quantize, REJECTED, Task};
 use pipe_spec::text::{ByteSize, Name};
 
 use super::draft::{Answers, Draft};
@@ -143,9 +143,15 @@ impl Author<'_> {
     /// The task, where the architecture leaves a choice: the data decides.
     fn task(&self, arch: Arch, survey: Option<&Survey>) -> Option<ModelTask> {
         let given = &self.options.fields;
-        let is_given = given.iter().any(|(role, _)| role == "tokens" || role == "tags");
-        let is_found = given.is_empty() && survey.is_some_and(|survey| survey.token_columns().is_some());
-        (arch.labels_tokens() && (is_given || is_found)).then_some(ModelTask::TokenClassification)
+        let is_given = |roles: [&str; 2]| given.iter().any(|(role, _)| roles.contains(&role.as_str()));
+        let has = |found: fn(&Survey) -> bool| given.is_empty() && survey.is_some_and(found);
+        let labels_tokens = is_given(["tokens", "tags"]) || has(|survey| survey.token_columns().is_some());
+        let prefers = is_given([CHOSEN, REJECTED]) || has(|survey| roles::pair_of_answers(survey).is_some());
+        match () {
+            () if arch.labels_tokens() && labels_tokens => Some(ModelTask::TokenClassification),
+            () if arch.prefers() && prefers => Some(ModelTask::Preference),
+            () => None,
+        }
     }
 
     fn unclear(&self, train: &str, survey: Option<&Survey>, why: String) -> Error {
@@ -333,7 +339,9 @@ fn conversion(ending: &str) -> String {
 /// The usual path of the data of a task.
 fn usual_data(task: Task) -> &'static str {
     match task {
-        Task::Seq2Seq | Task::Classification | Task::Contrastive | Task::PictureClasses => "data/train.jsonl",
+        Task::Seq2Seq | Task::Classification | Task::Contrastive | Task::PictureClasses | Task::Preference => {
+            "data/train.jsonl"
+        }
         Task::TimeSeries | Task::Table => "data/train.csv",
         Task::Language => "data/train.txt",
         Task::TokenLabels => "data/train.conll",

@@ -177,7 +177,7 @@ impl Draft {
         let Limits { source, target, length } = self.limits;
         match self.answers.task() {
             Task::Seq2Seq => (data.max_source, data.max_target) = (not_zero(source), not_zero(target)),
-            Task::Classification | Task::Contrastive | Task::Language | Task::TokenLabels => {
+            Task::Classification | Task::Contrastive | Task::Language | Task::TokenLabels | Task::Preference => {
                 data.max_length = not_zero(length);
             }
             Task::PictureClasses => data.augment = Some(Augment::DEFAULT),
@@ -238,7 +238,11 @@ impl Draft {
             Note::new("model.arch", others(*arch, task)),
             Note::new(
                 "model.task",
-                if self.answers.task.is_some() { "a label for each token; or text-classification" } else { "" },
+                match self.answers.task {
+                    Some(ModelTask::Preference) => "the better of two answers (DPO)",
+                    Some(_) => "a label for each token; or text-classification",
+                    None => "",
+                },
             ),
             Note::new("model.config", format!("from scratch; keys as in config.json. {fits}")),
             Note::new("model.from", weights).example(pipe_model::starter(*arch).hub.unwrap_or_default()),
@@ -282,6 +286,12 @@ impl Draft {
                 Note::new("data.skip_bad", "true: skip pictures that cannot be read and rows without a text"),
             ],
             Task::Language => vec![Note::new("data.max_length", "tokens; a smaller value needs less memory")],
+            Task::Preference => {
+                vec![Note::new(
+                    "data.max_length",
+                    "tokens of a prompt with an answer; longer ones are cut at their end",
+                )]
+            }
             Task::PictureClasses => vec![
                 Note::new("data.augment", "none | flip | crop | crop-flip: how pictures change at random in training"),
                 Note::new("data.skip_bad", "true: skip pictures that cannot be read, and rows without a label"),
@@ -393,8 +403,10 @@ fn others(arch: Arch, task: Task) -> String {
 
 /// The roles of a task, each fed by the column of its name.
 fn example(task: Task) -> String {
-    let usual =
-        task.roles().iter().filter(|role| ![CONVERSATION, CONTEXT, IGNORED_COLUMNS, PROMPT, COMPLETION].contains(role));
+    let usual = task.roles().iter().filter(|role| {
+        ![CONVERSATION, CONTEXT, IGNORED_COLUMNS, COMPLETION].contains(role)
+            && (task == Task::Preference || **role != PROMPT)
+    });
     let roles: Vec<String> = usual.map(|role| format!("{role}: {role}")).collect();
     format!("{{{}}}", roles.join(", "))
 }

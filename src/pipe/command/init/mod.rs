@@ -122,6 +122,7 @@ fn because(task: Task, fields: &[Field]) -> &'static str {
         Task::TokenLabels => "the data has a label for each token",
         Task::Table => "the data has numbers and categories, and no order in time",
         Task::PictureClasses => "the data has pictures with a class",
+        Task::Preference => "the data has two answers to each prompt, one of them better",
     }
 }
 

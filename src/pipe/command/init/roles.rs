@@ -1,7 +1,7 @@
 //! The task that the columns of the data are good for, and which column feeds which role of it.
 
 use pipe_data::Layout;
-use pipe_spec::pipeline::{Arch, COMPLETION, CONTEXT, CONVERSATION, IGNORED_COLUMNS, PROMPT, Task};
+use pipe_spec::pipeline::{Arch, CHOSEN, COMPLETION, CONTEXT, CONVERSATION, IGNORED_COLUMNS, PROMPT, REJECTED, Task};
 
 use super::column::{Column, ColumnKind, name_rank};
 use super::survey::{Field, Survey};
@@ -35,6 +35,7 @@ fn task_of_roles(survey: &Survey, given: &[Field]) -> Result<Task, String> {
     let needs = |task: Task| fields(survey, task, given).is_ok();
     Ok(match () {
         () if has("tokens") || has("tags") => Task::TokenLabels,
+        () if has(CHOSEN) || has(REJECTED) => Task::Preference,
         () if has("source") || has("target") || has("messages") => Task::Seq2Seq,
         () if has("image") && has("label") => Task::PictureClasses,
         () if has("image") && !has("text") => task_of_pictures(survey),
@@ -60,6 +61,7 @@ fn task_of_columns(survey: &Survey) -> Result<Task, String> {
     match () {
         () if survey.layout == Layout::Documents => Ok(Task::Language),
         () if survey.token_columns().is_some() => Ok(Task::TokenLabels),
+        () if pair_of_answers(survey).is_some() => Ok(Task::Preference),
         () if columns(ColumnKind::Messages) > 0 => Ok(Task::Seq2Seq),
         () if columns(ColumnKind::Picture) > 0 => Ok(task_of_pictures(survey)),
         () if named_pair(survey).is_some() => Ok(Task::Seq2Seq),
@@ -84,6 +86,13 @@ fn task_of_columns(survey: &Survey) -> Result<Task, String> {
 /// TRL's.
 const PAIRS: [(&str, &str); 4] =
     [("source", "target"), ("instruction", "output"), ("instruction", "response"), ("prompt", "completion")];
+
+/// The columns with the better and the worse answer, which are called so in all published data.
+pub fn pair_of_answers(survey: &Survey) -> Option<[&Column; 2]> {
+    let is_answer = |column: &&Column| matches!(column.kind, ColumnKind::Messages) || is_words(column);
+    let find = |name: &str| survey.column(name).filter(is_answer);
+    Some([find(CHOSEN)?, find(REJECTED)?])
+}
 
 /// The same where there is no label: beside one, a question and an answer are both read.
 const QUESTION: (&str, &str) = ("question", "answer");
@@ -164,6 +173,7 @@ impl<'a> Choice<'a> {
                 Ok(())
             }
             Task::PictureClasses => self.picture_classes(),
+            Task::Preference => self.pairs(),
         }
     }
 
@@ -204,6 +214,23 @@ impl<'a> Choice<'a> {
                 format!("several columns could be the {role}: {}", names.join(", "))
             }
         })
+    }
+
+    /// A prompt is needed where the answers are texts.
+    fn pairs(&mut self) -> Result<(), String> {
+        let found = pair_of_answers(self.survey);
+        for (role, at) in [(CHOSEN, 0), (REJECTED, 1)] {
+            match found {
+                _ if self.has(role) => {}
+                Some(columns) => self.feed(role, columns[at]),
+                None => return Err(format!("no column looks like the {role} answer")),
+            }
+        }
+        let is_talk = found.is_some_and(|columns| columns[0].kind == ColumnKind::Messages);
+        if let Some(column) = self.survey.column(PROMPT).filter(|_| !is_talk && !self.has(PROMPT)) {
+            self.feed(PROMPT, column);
+        }
+        Ok(())
     }
 
     fn texts_to_texts(&mut self) -> Result<(), String> {
@@ -387,6 +414,7 @@ pub fn describe(task: Task) -> &'static str {
         Task::TokenLabels => "a label for each token of a text",
         Task::Table => "a class or a number for a row of a table",
         Task::PictureClasses => "a class for a picture",
+        Task::Preference => "the better of two answers to a prompt",
     }
 }
 
@@ -401,6 +429,7 @@ pub fn wants(task: Task) -> &'static str {
         Task::TokenLabels => "lists of words (tokens) and of labels (tags), or a CoNLL file",
         Task::Table => "numbers or categories, and a label",
         Task::PictureClasses => "paths of pictures (image) and a label, or a folder of pictures for each class",
+        Task::Preference => "two answers (chosen, rejected), and the prompt where they are texts",
     }
 }
 

@@ -2,7 +2,7 @@
 
 use pipe_model::{ModelSize, Starter};
 use pipe_spec::Inspection;
-use pipe_spec::pipeline::{COMPLETION, CONTEXT, CONVERSATION, PROMPT, Task};
+use pipe_spec::pipeline::{CHOSEN, COMPLETION, CONTEXT, CONVERSATION, PROMPT, Task};
 
 use super::column::{Column, ColumnKind};
 use super::survey::{Field, Survey};
@@ -141,6 +141,7 @@ fn best(facts: &Facts<'_>) -> &'static str {
         Task::TokenLabels => "entity_f1",
         Task::Classification | Task::TimeSeries | Task::Table | Task::PictureClasses => "macro_f1",
         Task::Contrastive => "text_recall_1",
+        Task::Preference => "reward_accuracy",
         Task::Seq2Seq | Task::Language => "loss",
     }
 }
@@ -166,7 +167,8 @@ pub fn samples(task: Task, survey: &Survey, fields: &[Field], limits: Limits, wi
         | Task::Contrastive
         | Task::TokenLabels
         | Task::Table
-        | Task::PictureClasses => survey.rows,
+        | Task::PictureClasses
+        | Task::Preference => survey.rows,
     }
     .max(1)
 }
@@ -225,7 +227,7 @@ impl Limits {
             // The marks are counted already.
             Some(limit(Lengths { mean: 0, p95, longest: longest.saturating_sub(MARKS) }))
         };
-        match (of("source"), of("target"), of("text").or(of("tokens"))) {
+        match (of("source"), of("target"), of("text").or(of("tokens")).or(of(CHOSEN))) {
             (Some(source), Some(target), _) => Some(Self { source, target, length: UNKNOWN }),
             (_, _, Some(length)) => Some(Self { source: UNKNOWN, target: UNKNOWN, length }),
             _ => None,
@@ -246,6 +248,10 @@ impl Limits {
             (Task::Classification, _) => limits.length = limit(of("text").and(of("text_pair"))),
             (Task::Contrastive, _) => limits.length = limit(of("text")).min(77),
             (Task::TokenLabels, _) => limits.length = limit(of("tokens")),
+            (Task::Preference, _) => {
+                let chosen = survey.fed(fields, CHOSEN).map(|column| column.tokens.and(column.answer_tokens));
+                limits.length = limit(chosen.unwrap_or_default().and(of(PROMPT)));
+            }
             (Task::Language, Some(column)) if column.kind == ColumnKind::Messages => {
                 limits.length = limit(column.tokens.and(column.answer_tokens));
             }

@@ -113,7 +113,7 @@ impl Job<'_> {
         settings.model.from = rows.inputs().model.as_ref().map(seen_input).map(text);
         settings.adapter = rows.inputs().adapter.as_ref().map(seen_input).map(text).map(Adapter::trained);
         let Inputs { model, adapter, .. } = rows.inputs();
-        settings.tokenizer = adapter.as_ref().or(model.as_ref()).and_then(|model| {
+        settings.tokenizer = adapter.iter().chain(model).find_map(|model| {
             let name = model_folder::find_tokenizer(&model.host, settings.model.arch)?[0];
             Some(seen_input(model).join(name))
         });

@@ -158,7 +158,15 @@ fn ending(beginning: &[u8], task: Task) -> &'static str {
         (_, Task::TimeSeries) => "csv",
         (Some(b'{'), _) => "jsonl",
         (_, Task::Language | Task::TokenLabels) => "txt",
-        (_, Task::Seq2Seq | Task::Classification | Task::Contrastive | Task::Table | Task::PictureClasses) => "csv",
+        (
+            _,
+            Task::Seq2Seq
+            | Task::Classification
+            | Task::Contrastive
+            | Task::Table
+            | Task::PictureClasses
+            | Task::Preference,
+        ) => "csv",
     }
 }
 

@@ -8,7 +8,7 @@ use std::io::{BufReader, BufWriter, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
 use pipe_spec::model_folder::{ADAPTER_CONFIG, CONFIG};
-use pipe_spec::pipeline::{Arch, Container, EngineRequest, Pipeline, Task};
+use pipe_spec::pipeline::{Arch, CHOSEN, COMPLETION, CONVERSATION, Container, EngineRequest, PROMPT, Pipeline, Task};
 use pipe_spec::{Status, TrainerSpec, Variables};
 use tempfile::TempDir;
 
@@ -76,7 +76,7 @@ impl Subject {
         let attempt = run.state.attempts().last().map_or(1, |attempt| attempt.number);
         let spec = folder.attempt(attempt).spec();
         let text = files::read_own(&spec).map_err(|error| damaged(format!("{}: {error}", spec.display())))?;
-        let settings = serde_json::from_slice(&text);
+        let settings: Result<TrainerSpec, _> = serde_json::from_slice(&text);
         Ok(Self {
             run: Some(id.clone()),
             engine: Some(run.state.engine.clone()).filter(|name| !name.is_empty()),
@@ -85,7 +85,7 @@ impl Subject {
             engine_request: parsed.pipeline.engine_request(),
             container: parsed.pipeline.container,
             variables: parsed.variables,
-            settings: settings.map_err(|error| damaged(format!("{}: {error}", spec.display())))?,
+            settings: answering(settings.map_err(|error| damaged(format!("{}: {error}", spec.display())))?),
         })
     }
 
@@ -139,6 +139,20 @@ impl Subject {
         self.settings.data.fields.insert(role.to_owned(), column.to_owned());
         Ok(())
     }
+}
+
+/// A model that learned from pairs of answers gives an answer.
+fn answering(mut settings: TrainerSpec) -> TrainerSpec {
+    if settings.model.task() == Task::Preference {
+        let chosen = settings.data.field(CHOSEN).to_owned();
+        let fields = match settings.data.fields.get(PROMPT) {
+            Some(prompt) => vec![(PROMPT, prompt.clone()), (COMPLETION, chosen)],
+            None => vec![(CONVERSATION, chosen)],
+        };
+        settings.data.fields = fields.into_iter().map(|(role, column)| (role.to_owned(), column)).collect();
+        (settings.model.task, settings.train.preference) = (None, None);
+    }
+    settings
 }
 
 /// Whether a folder holds an adapter instead of a whole model.
