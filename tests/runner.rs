@@ -52,6 +52,8 @@ mod results;
 mod retries;
 #[path = "runner/several_cards.rs"]
 mod several_cards;
+#[path = "runner/sizes.rs"]
+mod sizes;
 #[path = "runner/source.rs"]
 mod source;
 #[path = "runner/stand_ins/mod.rs"]
@@ -113,6 +115,7 @@ fn main() -> ExitCode {
     ledger::tests(&mut suite);
     terminal::tests(&mut suite);
     untrusted_input::tests(&mut suite);
+    sizes::tests(&mut suite);
     walls::tests(&mut suite);
     words::tests(&mut suite);
     suite.run()

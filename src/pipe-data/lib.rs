@@ -9,7 +9,6 @@
 //! Files are not trusted: every error names the file, and the line or row where there is one. The crate knows nothing of caches,
 //! containers, tokenizers and tensors.
 
-mod amount;
 mod columns;
 pub mod compressed;
 mod conll;
@@ -17,7 +16,6 @@ mod csv;
 mod first_line;
 mod format;
 mod jsonl;
-mod output;
 mod parquet;
 mod pictures;
 mod preview;
@@ -27,14 +25,13 @@ pub mod tables;
 #[cfg(test)]
 mod tests;
 
-pub use amount::amount;
-pub use columns::ColumnSelection;
+pub use columns::{ColumnSelection, amount};
 pub use csv::{CsvRecords, StringRecord, line_of, uneven};
 pub use first_line::is_missing_number;
 pub use format::{
     Compression, Format, content_size, full_ending, guarded, inner_ending, panic_message, reader_thread, text_ending,
 };
-pub use output::write_csv;
+pub use jsonl::write_csv;
 pub use parquet::ParquetTable;
 pub use pictures::{ListedPicture, is_picture, list_pictures, open_pictures};
 pub use preview::{DataTable, Layout, check, notes, unreadable};

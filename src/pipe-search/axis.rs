@@ -1,8 +1,12 @@
 //! The values of one domain as coordinates: what samplers draw, and what densities are over.
+//!
+//! The space of a study: parameters, the values that each may have, and under which conditions there is one at all.
+//!
+//! The normal distribution, in logarithms so that its tails do not become 0.
+
+use std::collections::BTreeMap;
 
 use serde_json::Value;
-
-use crate::space::{Domain, same};
 
 /// A domain with its coordinates: the index of a choice, or a number's position, which is its logarithm where the domain is logarithmic.
 #[derive(Clone, Debug)]
@@ -188,6 +192,156 @@ fn shortened(number: f64) -> f64 {
     format!("{number:.14e}").parse().unwrap_or(number)
 }
 
+/// The values of one trial. A parameter whose conditions do not hold has none.
+pub type Point = BTreeMap<String, Value>;
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Space {
+    /// Those that conditions name come before those that have them.
+    pub parameters: Vec<Parameter>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Parameter {
+    /// The path of a setting, such as `train.optimizer.lr`.
+    pub name: String,
+    pub domain: Domain,
+    /// All must hold.
+    pub when: Vec<Condition>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub enum Domain {
+    /// Numbers, texts, true, false or null, in no order.
+    Choices(Vec<Value>),
+    /// From `low` to `high`, both among them; with `step` only `low` and what is a whole number of steps above it.
+    Float {
+        low: f64,
+        high: f64,
+        log: bool,
+        step: Option<f64>,
+    },
+    Int {
+        low: i64,
+        high: i64,
+        log: bool,
+        step: i64,
+    },
+}
+
+/// Something that must hold of another parameter. One that has no value fulfils nothing.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Condition {
+    pub parameter: String,
+    pub test: Test,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub enum Test {
+    Above(f64),
+    Below(f64),
+    OneOf(Vec<Value>),
+}
+
+impl Space {
+    pub fn parameter(&self, name: &str) -> Option<&Parameter> {
+        self.parameters.iter().find(|parameter| parameter.name == name)
+    }
+}
+
+impl Parameter {
+    /// Whether it has a value where the parameters before it have those of `point`.
+    pub fn applies(&self, point: &Point) -> bool {
+        self.when
+            .iter()
+            .all(|condition| point.get(&condition.parameter).is_some_and(|value| condition.test.holds(value)))
+    }
+}
+
+impl Test {
+    pub fn holds(&self, value: &Value) -> bool {
+        match self {
+            Self::Above(bound) => value.as_f64().is_some_and(|value| value > *bound),
+            Self::Below(bound) => value.as_f64().is_some_and(|value| value < *bound),
+            Self::OneOf(values) => values.iter().any(|one| same(one, value)),
+        }
+    }
+}
+
+/// Whether two values are the same: 1 and 1.0 are.
+pub fn same(left: &Value, right: &Value) -> bool {
+    match (left.as_f64(), right.as_f64()) {
+        (Some(left), Some(right)) => left == right,
+        _ => left == right,
+    }
+}
+
+impl Domain {
+    pub fn contains(&self, value: &Value) -> bool {
+        match self {
+            Self::Choices(values) => values.iter().any(|one| same(one, value)),
+            Self::Float { low, high, .. } => value.as_f64().is_some_and(|value| *low <= value && value <= *high),
+            Self::Int { low, high, .. } => value.as_i64().is_some_and(|value| *low <= value && value <= *high),
+        }
+    }
+
+    /// How many values there are; absent where they are not counted.
+    pub fn count(&self) -> Option<u64> {
+        match self {
+            Self::Choices(values) => Some(values.len() as u64),
+            Self::Float { low, high, step: Some(step), .. } => Some(((high - low) / step + 1e-9).floor() as u64 + 1),
+            Self::Float { low, high, .. } => (low == high).then_some(1),
+            Self::Int { low, high, step, .. } => Some(((high - low) / step) as u64 + 1),
+        }
+    }
+}
+
+const LN_2_PI: f64 = 1.837_877_066_409_345_3;
+
+/// The logarithm of the density at `z` standard deviations.
+pub(crate) fn log_density(z: f64) -> f64 {
+    -0.5 * (z * z + LN_2_PI)
+}
+
+/// The logarithm of the probability of being between `low` and `high`.
+pub(crate) fn log_mass(low: f64, high: f64) -> f64 {
+    if low >= high {
+        return f64::NEG_INFINITY;
+    }
+    if low > 0.0 {
+        return log_mass(-high, -low);
+    }
+    if high <= 0.0 {
+        let (far, near) = (log_below(low), log_below(high));
+        return near + libm::log1p(-libm::exp(far - near));
+    }
+    libm::log1p(-below(low) - below(-high))
+}
+
+/// The probability of being below `z`.
+fn below(z: f64) -> f64 {
+    0.5 * libm::erfc(-z / std::f64::consts::SQRT_2)
+}
+
+fn log_below(z: f64) -> f64 {
+    if z > -20.0 {
+        return libm::log(below(z));
+    }
+    // Abramowitz and Stegun 26.2.12.
+    let square = 1.0 / (z * z);
+    let series = 1.0 - square * (1.0 - 3.0 * square * (1.0 - 5.0 * square * (1.0 - 7.0 * square)));
+    log_density(z) - libm::log(-z) + libm::log(series)
+}
+
+/// The logarithm of the sum of what `logarithms` are of.
+pub(crate) fn log_sum(logarithms: &[f64]) -> f64 {
+    let largest = logarithms.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    if !largest.is_finite() {
+        return largest;
+    }
+    largest + libm::log(logarithms.iter().map(|one| libm::exp(one - largest)).sum::<f64>())
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::json;
@@ -254,5 +408,37 @@ mod tests {
         for (domain, value, expected) in table {
             assert_eq!(Axis::new(domain).locate(&value), expected, "{value}");
         }
+    }
+
+    /// The expected values are those of Optuna's `_log_gauss_mass`.
+    #[test]
+    fn masses_are_those_of_optuna() {
+        let table = [
+            (-1.0, 1.0, -0.38171514630212616),
+            (0.0, 0.5, -1.6530635142555676),
+            (-3.0, -2.0, -3.8443534263342047),
+            (2.0, 3.0, -3.8443534263342047),
+            (5.0, 5.1, -15.962590193561615),
+            (f64::NEG_INFINITY, -10.0, -53.23128515051246),
+            (f64::NEG_INFINITY, -30.0, -454.32124395634315),
+            (30.0, f64::INFINITY, -454.32124395634315),
+            (-40.0, -39.5, -784.720879106624),
+        ];
+        for (low, high, expected) in table {
+            let mass = log_mass(low, high);
+            assert!((mass - expected).abs() < 1e-10 * expected.abs(), "{low}..{high}: {mass}, not {expected}");
+        }
+    }
+
+    #[test]
+    fn the_tail_joins_its_series() {
+        let step = log_below(-19.999_999) - log_below(-20.000_001);
+        assert!((step - 4.01e-5).abs() < 1e-6, "{step}");
+    }
+
+    #[test]
+    fn sums_of_nothing_are_nothing() {
+        assert_eq!(log_sum(&[]), f64::NEG_INFINITY);
+        assert!((log_sum(&[-1000.0, -1000.0]) - (-1000.0 + std::f64::consts::LN_2)).abs() < 1e-12);
     }
 }

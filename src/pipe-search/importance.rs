@@ -6,9 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::axis::{Axis, Scale};
-use crate::normal::{log_mass, log_sum};
-use crate::space::{Domain, Space};
+use crate::axis::{Axis, Domain, Scale, Space, log_mass, log_sum};
 use crate::trial::{Direction, Trial, TrialState};
 
 /// Fewer complete trials say nothing.
@@ -194,7 +192,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::space::{Condition, Parameter, Point, Test};
+    use crate::axis::{Condition, Parameter, Point, Test};
 
     fn space() -> Space {
         let parameter = |name: &str, domain| Parameter { name: name.to_owned(), domain, when: vec![] };

@@ -4,15 +4,13 @@
 mod axis;
 mod importance;
 mod journal;
-mod normal;
 mod prune;
 mod sampler;
-mod space;
 mod trial;
 
+pub use axis::{Condition, Domain, Parameter, Point, Space, Test};
 pub use importance::importances;
 pub use journal::{Journal, JournalError};
 pub use prune::{Pruner, prunes_at};
 pub use sampler::{Sampler, grid_size, suggest};
-pub use space::{Condition, Domain, Parameter, Point, Space, Test};
 pub use trial::{Direction, Trial, TrialState, best};

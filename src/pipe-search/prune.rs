@@ -128,7 +128,7 @@ fn arrival(trial: &Trial, rung: u64) -> Option<(u64, f64)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::space::Point;
+    use crate::axis::Point;
     use Direction::{Maximize, Minimize};
 
     /// As `prunes_at` for a trial of which no step has been judged.
@@ -260,7 +260,7 @@ mod tests {
     #[test]
     fn a_step_is_judged_once() {
         let of = |number: u64, values: &[(u64, f64)]| {
-            let mut trial = Trial::new(number, crate::space::Point::new());
+            let mut trial = Trial::new(number, crate::axis::Point::new());
             trial.intermediate = values.iter().copied().collect();
             trial
         };

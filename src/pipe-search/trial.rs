@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::space::{Domain, Point};
+use crate::axis::{Domain, Point};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -141,7 +141,7 @@ mod tests {
     use Direction::{Maximize, Minimize};
 
     use super::*;
-    use crate::space::Point;
+    use crate::axis::Point;
 
     fn trial(number: u64, values: &[f64]) -> Trial {
         let mut trial = Trial::new(number, Point::new());

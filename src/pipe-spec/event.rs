@@ -59,8 +59,8 @@ pub enum EventKind {
 pub struct Started {
     /// `cpu`, or the name of the card.
     pub device: String,
-    /// Bytes that the device may hold for this run.
-    pub capacity: Option<u64>,
+    #[serde(flatten)]
+    pub memory: StartedMemory,
     pub driver: Option<String>,
     pub libtorch: String,
     pub params: u64,
@@ -70,11 +70,6 @@ pub struct Started {
     /// Steps of the whole run.
     pub steps: u64,
     pub samples: u64,
-    /// Bytes of the weights, and the most that the card held while they were loaded.
-    #[serde(default)]
-    pub weights: Option<u64>,
-    #[serde(default)]
-    pub load_peak: Option<u64>,
     /// Since the trainer began: reading the data, loading the model.
     #[serde(default)]
     pub ready_ms: f64,
@@ -82,9 +77,6 @@ pub struct Started {
     /// a row of full length.
     #[serde(default)]
     pub longest: Option<String>,
-    /// With `split: fill`: bytes that a part may hold beside the state of the model, by the estimate.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub part_bytes: Option<u64>,
     /// The step of the checkpoint that this attempt resumed from.
     pub resumed_from: Option<u64>,
     /// Processes that share the steps; 0 where it was not written down.
@@ -93,6 +85,20 @@ pub struct Started {
     /// The library that sums the gradients of several ranks: `nccl` or `gloo`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sums_by: Option<String>,
+}
+
+/// The memory of a training as it starts, in bytes. Its keys stand beside those of the event.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct StartedMemory {
+    /// What the device may hold for this run.
+    pub capacity: Option<u64>,
+    pub weights: Option<u64>,
+    /// The most that the card held while the weights were loaded.
+    pub load_peak: Option<u64>,
+    /// With `split: fill`: what a part may hold beside the state of the model, by the estimate.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub part_bytes: Option<u64>,
 }
 
 fn is_at_most_one(ranks: &u32) -> bool {
@@ -435,20 +441,8 @@ pub struct OomRecord {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub part_bytes: Option<u64>,
     pub longest_sequence: Option<u32>,
-    pub requested: Option<u64>,
-    pub allocated: Option<u64>,
-    pub reserved: Option<u64>,
-    pub peak: Option<u64>,
-    pub free: Option<u64>,
-    pub total: Option<u64>,
-    /// Memory of the whole card, whatever this run may use: all, free, held by this process, held by others.
-    #[serde(default)]
-    pub card_total: Option<u64>,
-    #[serde(default)]
-    pub card_free: Option<u64>,
-    #[serde(default)]
-    pub own: Option<u64>,
-    pub others: Option<u64>,
+    #[serde(flatten)]
+    pub sizes: OomSizes,
     pub allocator: Option<String>,
     pub alloc_retries: Option<u64>,
     /// Peak memory of smaller batches, measured afterwards.
@@ -456,6 +450,23 @@ pub struct OomRecord {
     pub points: Vec<Point>,
     /// The message of torch or the kernel.
     pub message: String,
+}
+
+/// The sizes of an `OomRecord`, in bytes. Their keys stand beside its others.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct OomSizes {
+    pub requested: Option<u64>,
+    pub allocated: Option<u64>,
+    pub reserved: Option<u64>,
+    pub peak: Option<u64>,
+    pub free: Option<u64>,
+    pub total: Option<u64>,
+    /// Memory of the whole card, whatever this run may use: all, free, held by this process, held by others.
+    pub card_total: Option<u64>,
+    pub card_free: Option<u64>,
+    pub own: Option<u64>,
+    pub others: Option<u64>,
 }
 
 impl OomRecord {
@@ -470,16 +481,7 @@ impl OomRecord {
             step: 0,
             batch: 0,
             longest_sequence: None,
-            requested: None,
-            allocated: None,
-            reserved: None,
-            peak: None,
-            free: None,
-            total: None,
-            card_total: None,
-            card_free: None,
-            own: None,
-            others: None,
+            sizes: OomSizes::default(),
             allocator: None,
             alloc_retries: None,
             points: Vec::new(),

@@ -15,7 +15,6 @@ pub mod predict;
 mod problem;
 pub mod run;
 mod run_folder;
-mod stage_state;
 pub mod study;
 pub mod text;
 pub mod trainer;

@@ -35,7 +35,15 @@ pub struct Lock {
     /// The repositories of the Hugging Face hub that any of these files came from.
     pub hub: Vec<LockedRepository>,
     pub commit: Option<Commit>,
-    /// Its version, as the trainer reports it.
+    #[serde(flatten)]
+    pub machine: LockedMachine,
+}
+
+/// What a run computed on. Its keys stand beside those of the lock.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct LockedMachine {
+    /// The version of libtorch, as the trainer reports it.
     pub libtorch: Option<String>,
     /// `cpu`, or the name of the card.
     pub device: Option<String>,
@@ -123,14 +131,15 @@ pub struct Cpu {
 impl Lock {
     /// Takes in what only the trainer knows. What it says of the card counts: it is the one that computes there.
     pub fn record_started(&mut self, started: &Started) {
-        self.libtorch = Some(started.libtorch.clone());
-        self.device = Some(started.device.clone());
+        let machine = &mut self.machine;
+        machine.libtorch = Some(started.libtorch.clone());
+        machine.device = Some(started.device.clone());
         if started.device == "cpu" {
-            self.card = None;
-            self.cards.clear();
+            machine.card = None;
+            machine.cards.clear();
             return;
         }
-        let card = self.card.get_or_insert_default();
+        let card = machine.card.get_or_insert_default();
         if card.name != started.device {
             *card = LockedCard { name: started.device.clone(), ..LockedCard::default() };
         }
@@ -158,7 +167,7 @@ mod tests {
         let text = r#"{"pipe": "0.1.0", "pipeline": "ab", "on": {"engine": "docker", "image": "x", "image_id": null}}"#;
         let lock: Lock = serde_json::from_str(text).unwrap();
         assert_eq!((lock.on.engine.as_str(), lock.on.image.as_deref()), ("docker", Some("x")));
-        assert_eq!((lock.resolved, lock.train.len(), lock.cpu), (None, 0, None));
+        assert_eq!((lock.resolved, lock.train.len(), lock.machine.cpu), (None, 0, None));
     }
 
     #[test]
@@ -173,13 +182,14 @@ mod tests {
     #[test]
     fn the_trainer_knows_best() {
         let known = LockedCard { name: "H200".into(), driver: Some("1".into()), capability: Some("9.0".into()) };
-        let mut lock = Lock { card: Some(known.clone()), ..Lock::default() };
+        let mut lock = Lock::default();
+        lock.machine.card = Some(known.clone());
         lock.record_started(&started("H200", None));
-        assert_eq!((lock.card.as_ref(), lock.libtorch.as_deref()), (Some(&known), Some("2.11.0")));
+        assert_eq!((lock.machine.card.as_ref(), lock.machine.libtorch.as_deref()), (Some(&known), Some("2.11.0")));
         lock.record_started(&started("RTX 5090", Some("2")));
         let other = LockedCard { name: "RTX 5090".into(), driver: Some("2".into()), capability: None };
-        assert_eq!((lock.card.as_ref(), lock.device.as_deref()), (Some(&other), Some("RTX 5090")));
+        assert_eq!((lock.machine.card.as_ref(), lock.machine.device.as_deref()), (Some(&other), Some("RTX 5090")));
         lock.record_started(&started("cpu", None));
-        assert_eq!((lock.card, lock.device.as_deref()), (None, Some("cpu")));
+        assert_eq!((lock.machine.card, lock.machine.device.as_deref()), (None, Some("cpu")));
     }
 }

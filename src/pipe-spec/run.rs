@@ -5,11 +5,11 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-pub use crate::attempt::{Attempt, Cause, JobEnd, LogPosition, Outcome};
 use crate::event::Baseline;
 use crate::pipeline::{Metric, WorkKind};
+
+pub use crate::attempt::{Attempt, Cause, JobEnd, LogPosition, Outcome, StageState, StageStatus};
 pub use crate::run_folder::{AttemptFolder, JobFolder, RunFolder, checkpoint_name};
-pub use crate::stage_state::{StageState, StageStatus};
 
 /// The state of a run, `run.json`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -86,7 +86,7 @@ pub struct SingleRun {
     pub attempts: Vec<Attempt>,
 }
 
-/// `run.json` as it is written: the fields of every kind side by side.
+/// `run.json` as it is written, and was by earlier versions: the fields of every kind side by side.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct RunFile {
     id: String,

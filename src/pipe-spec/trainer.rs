@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::pipeline::{Adapter, Data, Evaluate, Memory, Model, Save, Train};
 
+/// A field for each key of `spec.json`, which attempts of earlier versions have too: they are read when a run is resumed.
 /// Paths are as the trainer sees them: inside the container, or on the host under the `process` engine.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

@@ -1,4 +1,4 @@
-//! The jobs of docs/ci.md, run as they stand there.
+//! The jobs in docs/ci, run as they stand there.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -14,11 +14,9 @@ pub struct Step {
     pub script: String,
 }
 
-/// The YAML block under a heading of docs/ci.md.
-fn block(heading: &str) -> String {
-    let page = std::fs::read_to_string(repository().join("docs/ci.md")).unwrap();
-    let section = page.split(&format!("\n## {heading}\n")).nth(1).unwrap_or_else(|| panic!("no {heading}"));
-    section.split("```yaml\n").nth(1).and_then(|rest| rest.split("\n```").next()).unwrap().to_owned()
+/// The file of a job in docs/ci.
+fn job(name: &str) -> String {
+    std::fs::read_to_string(repository().join("docs/ci").join(name)).unwrap()
 }
 
 fn indent(line: &str) -> usize {
@@ -35,7 +33,7 @@ fn nested(lines: &[&str], at: usize) -> String {
 
 /// The steps of the GitHub workflow that are shell, in order.
 pub fn github() -> Vec<Step> {
-    let text = block("GitHub Actions");
+    let text = job("github.yml");
     let lines: Vec<&str> = text.lines().collect();
     let starts: Vec<usize> = (0..lines.len()).filter(|at| lines[*at].trim_start().starts_with("- name: ")).collect();
     let step = |at: usize| {
@@ -59,7 +57,7 @@ pub fn github() -> Vec<Step> {
 /// The lines of the GitLab job under a key, `script` or `after_script`.
 #[allow(dead_code)] // The runner's tests alone use it.
 pub fn gitlab(key: &str) -> String {
-    let text = block("GitLab");
+    let text = job("gitlab.yml");
     let lines: Vec<&str> = text.lines().collect();
     let at = lines.iter().position(|line| line.trim() == format!("{key}:")).unwrap();
     nested(&lines, at).lines().map(|line| format!("{}\n", line.strip_prefix("- ").unwrap())).collect()

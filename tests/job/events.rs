@@ -4,7 +4,7 @@ use std::fs;
 use std::io::Write;
 use std::path::PathBuf;
 
-use pipe_spec::event::{Checkpoint, Eval, MemoryKind, OomRecord, Point, Rehearsed, Started, Step};
+use pipe_spec::event::{Checkpoint, Eval, MemoryKind, OomRecord, OomSizes, Point, Rehearsed, Started, Step};
 use pipe_spec::run::JobFolder;
 use pipe_spec::{Event, EventKind, Phase, RunFolder, TrainerSpec};
 
@@ -79,17 +79,7 @@ pub fn started(spec: &TrainerSpec, steps: u64) -> Started {
 }
 
 pub fn step(step: u64, loss: f64) -> Step {
-    Step {
-        step,
-        samples: step,
-        loss,
-        tokens: 1,
-        ms: 1.0,
-        allocated: 1,
-        reserved: 1,
-        peak: 1,
-        ..Step::default()
-    }
+    Step { step, samples: step, loss, tokens: 1, ms: 1.0, allocated: 1, reserved: 1, peak: 1, ..Step::default() }
 }
 
 pub fn eval(step: u64) -> EventKind {
@@ -121,16 +111,18 @@ impl Shortage {
             step: 1,
             batch,
             longest_sequence: Some(64),
-            requested: Some(600 * MIB),
-            allocated: Some(self.allocated),
-            reserved: Some(self.reserved),
-            peak: Some(self.allocated),
-            free: Some(self.free),
-            total: Some(total),
-            card_total: Some(total),
-            card_free: Some(self.free),
-            own: Some(self.reserved),
-            others: Some(self.others),
+            sizes: OomSizes {
+                requested: Some(600 * MIB),
+                allocated: Some(self.allocated),
+                reserved: Some(self.reserved),
+                peak: Some(self.allocated),
+                free: Some(self.free),
+                total: Some(total),
+                card_total: Some(total),
+                card_free: Some(self.free),
+                own: Some(self.reserved),
+                others: Some(self.others),
+            },
             alloc_retries: Some(0),
             points: self.points,
             message: "out of memory".to_owned(),

@@ -1,4 +1,4 @@
-//! The jobs of docs/ci.md and `pipe run --resume`, around a stand-in for the trainer.
+//! The jobs of docs/ci and `pipe run --resume`, around a stand-in for the trainer.
 
 use crate::harness::ci::{Runner, github, gitlab};
 use crate::harness::{Folder, Needs, Suite};
@@ -6,7 +6,7 @@ use crate::stand_ins::job;
 
 pub fn tests(suite: &mut Suite) {
     let mut test = |name: &str, test: fn()| suite.test(&format!("ci::{name}"), Needs::Nothing, test);
-    test("the_page_has_the_steps", page);
+    test("both_files_have_the_steps", both_files);
     test("github_time_limit_saves_and_the_next_job_continues", github_time_limit);
     test("github_invalid_pipeline_fails_with_3", invalid);
     test("github_out_of_memory_fails_with_7", out_of_memory);
@@ -21,7 +21,7 @@ fn walking() -> Folder {
     job::folder("walk 40 50 64", "train: {batch: 8}\nengine: process\n")
 }
 
-fn page() {
+fn both_files() {
     let steps = github();
     let names: Vec<&str> = steps.iter().map(|step| step.name.as_str()).collect();
     assert_eq!(names, ["Build", "Check", "Train", "Collect", "Continue"]);

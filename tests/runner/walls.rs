@@ -10,7 +10,8 @@ use crate::harness::folder::repository;
 use crate::harness::{Needs, Suite};
 use crate::source::{Source, has_word};
 
-const CRATES: [&str; 7] = ["pipe-spec", "pipe-model", "pipe-data", "pipe-search", "pipe-job", "pipe", "pipe-trainer"];
+pub const CRATES: [&str; 7] =
+    ["pipe-spec", "pipe-model", "pipe-data", "pipe-search", "pipe-job", "pipe", "pipe-trainer"];
 
 /// A dependency, and the only part of the sources that may name it.
 const DEPENDENCIES: &[(&str, &[&str])] = &[

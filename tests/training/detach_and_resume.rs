@@ -1,5 +1,5 @@
 //! A training that is detached, stopped or killed, and resumed, ends with the bits of an undisturbed one; also in the GitHub job of
-//! docs/ci.md, whose runner is lost in the middle.
+//! docs/ci, whose runner is lost in the middle.
 
 use std::path::Path;
 

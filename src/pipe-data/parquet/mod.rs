@@ -6,7 +6,6 @@
 
 mod column;
 mod pages;
-mod shape;
 mod value;
 
 use std::collections::HashMap;
@@ -16,13 +15,13 @@ use parquet::errors::ParquetError;
 use parquet::record::Field;
 use serde_json::Value;
 
+use column::{Cells, Column, Picture, Shape, key};
+use pages::ParquetFile;
+use value::{Kind, Style};
+
 use crate::columns::ColumnSelection;
 use crate::compressed::{self, ReadError, RowSink};
 use crate::row::{LONGEST_ROW, too_long};
-use column::{Cells, Column, Picture};
-use pages::ParquetFile;
-use shape::{Shape, key};
-use value::{Kind, Style};
 
 /// Bytes of values in a batch, and rows at most.
 const BATCH_BYTES: u64 = 8 << 20;

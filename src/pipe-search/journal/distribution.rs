@@ -4,7 +4,7 @@
 use serde_json::Value;
 
 use super::python;
-use crate::space::{Domain, same};
+use crate::axis::{Domain, same};
 
 /// The distribution of a domain, as JSON. Says what is wrong where Optuna would refuse it, for it would then refuse the whole file.
 pub fn write(domain: &Domain) -> Result<String, String> {

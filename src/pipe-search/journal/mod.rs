@@ -6,7 +6,6 @@
 //! counted in its study.
 
 mod distribution;
-mod lock;
 mod log;
 mod ops;
 mod python;

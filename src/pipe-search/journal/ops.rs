@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde_json::{Map, Value};
 
 use super::{distribution, python};
-use crate::space::Domain;
+use crate::axis::Domain;
 use crate::trial::{Direction, Trial, TrialState};
 
 /// The system attribute that Optuna 4 and 5 read constraints from. Optuna 5 writes them one by one too, as `constraints:NAME`.

@@ -5,10 +5,10 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use super::log::{JournalError, Log};
+use super::log::{self, JournalError, Log};
 use super::ops::{self, Op};
-use super::{distribution, lock, python};
-use crate::space::Domain;
+use super::{distribution, python};
+use crate::axis::Domain;
 use crate::trial::{Direction, Trial, TrialState};
 
 /// One study in a journal file of Optuna. What it says is as of the last `refresh` or write.
@@ -179,7 +179,7 @@ impl Journal {
     }
 
     fn new(path: &Path, study: &str, read_only: bool) -> Self {
-        let worker = format!("pipe-{}-{:016x}", std::process::id(), lock::random());
+        let worker = format!("pipe-{}-{:016x}", std::process::id(), log::random());
         let replay = Replay::new(study, &worker);
         Self { log: Log::new(path), replay, name: study.into(), worker, id: None, read_only }
     }
@@ -412,7 +412,7 @@ impl Replay {
 
 impl Study {
     /// Whether Optuna takes a value from `domain`: it asks the first trial that has the parameter.
-    pub fn accepts(&self, name: &str, domain: &crate::space::Domain) -> bool {
+    pub fn accepts(&self, name: &str, domain: &crate::axis::Domain) -> bool {
         let first =
             self.trials.iter().find_map(|trial| trial.domains.get(name).filter(|_| trial.point.contains_key(name)));
         first.is_none_or(|first| distribution::are_compatible(first, domain))

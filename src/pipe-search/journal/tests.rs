@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use super::{Journal, JournalError};
-use crate::space::Domain;
+use crate::axis::Domain;
 use crate::trial::{Direction, Trial, TrialState};
 
 const MINIMIZE: &[Direction] = &[Direction::Minimize];

@@ -2,8 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::axis::Axis;
-use crate::space::{Point, Space};
+use crate::axis::{Axis, Point, Space};
 use crate::trial::{Trial, TrialState};
 
 /// A combination that failed is tried this often.
@@ -120,7 +119,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::space::{Condition, Domain, Parameter, Test};
+    use crate::axis::{Condition, Domain, Parameter, Test};
 
     fn space() -> Space {
         let parameter = |name: &str, domain, when| Parameter { name: name.to_owned(), domain, when };

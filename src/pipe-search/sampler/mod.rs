@@ -8,7 +8,7 @@ mod tpe;
 
 use serde::{Deserialize, Serialize};
 
-use crate::space::{Point, Space, same};
+use crate::axis::{Point, Space, same};
 use crate::trial::{Direction, Trial};
 
 pub use grid::grid_size;

@@ -4,8 +4,7 @@ use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 
 use super::{REDRAWS, was_tried};
-use crate::axis::Axis;
-use crate::space::{Point, Space};
+use crate::axis::{Axis, Point, Space};
 use crate::trial::Trial;
 
 /// A point that no trial has, where there seems to be one.

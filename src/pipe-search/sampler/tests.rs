@@ -1,7 +1,7 @@
 use serde_json::{Value, json};
 
 use super::*;
-use crate::space::{Condition, Domain, Parameter, Test};
+use crate::axis::{Condition, Domain, Parameter, Test};
 use crate::trial::TrialState;
 
 const MINIMIZE: [Direction; 1] = [Direction::Minimize];

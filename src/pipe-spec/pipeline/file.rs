@@ -13,6 +13,7 @@ use super::{
 use crate::text::Name;
 use crate::yaml::{self, Note};
 
+// A field for each top-level key of the file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[schemars(title = "pipe pipeline, version 1")]

@@ -3,7 +3,7 @@
 use std::io;
 
 use pipe_spec::TrainerExit;
-use pipe_trainer::cli::bench::BenchCli;
+use pipe_trainer::cli::BenchCli;
 
 fn main() {
     let cli = BenchCli::read();

@@ -13,15 +13,15 @@ use serde_json::{Map, Value, json};
 use tch::Tensor;
 
 use self::workload::{Bench, Repeated, StandIn, Workload};
-use crate::boundary;
-use crate::cli::bench::{BenchArgs, BenchCommand};
+use crate::cli::{BenchArgs, BenchCommand};
 use crate::data::Part;
 use crate::device::Hardware;
 use crate::error::TrainerError;
 use crate::model::{Definition, Drawn, Mode, Model, Setup, Start};
 use crate::optim::{Optimizer, Share};
-use crate::torch::{self, CardMemory};
+use crate::torch::CardMemory;
 use crate::train::{Graphs, clip_factor, contrastive_backward};
+use crate::{boundary, torch};
 
 const WARM_UP: usize = 5;
 

@@ -8,7 +8,7 @@ use serde_json::json;
 use tch::{Device, Kind, Tensor};
 
 use super::workload::packed;
-use crate::cli::bench::{DropoutMasksArgs, ParityArgs};
+use crate::cli::{DropoutMasksArgs, ParityArgs};
 use crate::data::Part;
 use crate::device::Hardware;
 use crate::error::TrainerError;

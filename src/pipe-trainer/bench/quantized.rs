@@ -4,7 +4,7 @@ use pipe_spec::pipeline::{Memory, Quantize};
 use serde_json::{Map, Value, json};
 use tch::{Device, Kind, Tensor};
 
-use crate::cli::bench::QuantizedWeightsArgs;
+use crate::cli::QuantizedWeightsArgs;
 use crate::device::Hardware;
 use crate::error::TrainerError;
 use crate::model::Quantized;

@@ -6,7 +6,7 @@ use pipe_model::{Labels, TaskData};
 use serde_json::{Value, json};
 use tch::{Device, Kind, TchError, Tensor};
 
-use crate::cli::bench::BenchArgs;
+use crate::cli::BenchArgs;
 use crate::data::{Column, IGNORED, Packed, Padding, Part, PartShape, REJECTED_PREFIX, Sample};
 use crate::error::TrainerError;
 use crate::model::{Mode, Model, Weights};

@@ -1,9 +1,7 @@
 //! Checkpoints: folders that are complete or absent, each file with its checksum.
 
 mod manifest;
-mod metric_record;
 mod store;
 
-pub use manifest::{Identity, SavedState};
-pub use metric_record::MetricRecords;
+pub use manifest::{Identity, MetricRecords, SavedState};
 pub use store::{Checkpoint, Store};

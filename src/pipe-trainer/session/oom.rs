@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 
-use pipe_spec::event::MemoryKind;
+use pipe_spec::event::{MemoryKind, OomSizes};
 use pipe_spec::{OomRecord, Phase};
 
 use crate::device::{Hardware, Usage};
@@ -92,7 +92,7 @@ pub fn record(
         filled: progress.filled(),
         part_bytes: progress.part_bytes(),
         longest_sequence: progress.longest_sequence(),
-        requested: requested(message),
+        sizes: OomSizes { requested: requested(message), ..OomSizes::default() },
         allocator: (!allocator.is_empty()).then_some(allocator),
         message: message.to_owned(),
         ..OomRecord::new(memory, progress.phase())
@@ -106,11 +106,11 @@ pub fn record(
 
 fn fill_from_host(record: &mut OomRecord, host: HostMemory, hardware: &Hardware) {
     let on_cpu = hardware.device == tch::Device::Cpu;
-    record.allocated = Some(host.resident);
-    record.reserved = Some(host.data);
-    record.peak = Some(host.peak);
-    record.total = if on_cpu { hardware.capacity } else { host::total_memory() };
-    record.free = record.total.map(|total| total.saturating_sub(host.data));
+    record.sizes.allocated = Some(host.resident);
+    record.sizes.reserved = Some(host.data);
+    record.sizes.peak = Some(host.peak);
+    record.sizes.total = if on_cpu { hardware.capacity } else { host::total_memory() };
+    record.sizes.free = record.sizes.total.map(|total| total.saturating_sub(host.data));
 }
 
 /// Torch's message is more exact than what can be asked once its memory has been given back.
@@ -119,21 +119,21 @@ fn fill_from_device(record: &mut OomRecord, hardware: &Hardware) {
     let Usage { allocated, reserved, peak } = hardware.usage();
     let by_torch = size_before(&message, " is allocated by PyTorch");
     let unused = size_before(&message, " is reserved by PyTorch but unallocated");
-    record.allocated = by_torch.or(Some(allocated));
-    record.reserved = by_torch.zip(unused).map(|(used, unused)| used + unused).or(Some(reserved));
-    record.peak = by_torch.max(Some(peak));
-    record.total = size_before(&message, " allowed").or(hardware.capacity);
+    record.sizes.allocated = by_torch.or(Some(allocated));
+    record.sizes.reserved = by_torch.zip(unused).map(|(used, unused)| used + unused).or(Some(reserved));
+    record.sizes.peak = by_torch.max(Some(peak));
+    record.sizes.total = size_before(&message, " allowed").or(hardware.capacity);
     // Free memory of the card is no use beyond the limit.
-    let allowed = record.total.zip(record.reserved).map(|(total, reserved)| total.saturating_sub(reserved));
-    record.card_total = size_after(&message, "total capacity of ").or(hardware.card_total());
-    record.card_free = size_before(&message, " is free");
-    record.free = match (record.card_free, allowed) {
+    let allowed = record.sizes.total.zip(record.sizes.reserved).map(|(total, reserved)| total.saturating_sub(reserved));
+    record.sizes.card_total = size_after(&message, "total capacity of ").or(hardware.card_total());
+    record.sizes.card_free = size_before(&message, " is free");
+    record.sizes.free = match (record.sizes.card_free, allowed) {
         (Some(free), Some(allowed)) => Some(free.min(allowed)),
         (free, allowed) => free.or(allowed),
     };
-    record.own = size_after(&message, "this process has ");
-    let held = record.card_total.zip(record.card_free).map(|(total, free)| total.saturating_sub(free));
-    record.others = others(&message).or(held.zip(record.own).map(|(held, own)| held.saturating_sub(own)));
+    record.sizes.own = size_after(&message, "this process has ");
+    let held = record.sizes.card_total.zip(record.sizes.card_free).map(|(total, free)| total.saturating_sub(free));
+    record.sizes.others = others(&message).or(held.zip(record.sizes.own).map(|(held, own)| held.saturating_sub(own)));
     record.alloc_retries = hardware.card_memory().ok().map(|card| card.retries);
 }
 

@@ -33,8 +33,8 @@ fn a_batch_that_does_not_fit_leaves_a_record() {
     let record: OomRecord = serde_json::from_slice(&file).unwrap();
     assert!(matches!(record.phase, Phase::Forward | Phase::Backward), "{record:?}");
     assert_eq!((record.memory, record.step, record.batch), (MemoryKind::Host, 1, 64));
-    assert_eq!((record.longest_sequence, record.total), (Some(128), Some(150 << 20)));
-    assert!(record.requested.unwrap() > record.free.unwrap() / 2, "{record:?}");
+    assert_eq!((record.longest_sequence, record.sizes.total), (Some(128), Some(150 << 20)));
+    assert!(record.sizes.requested.unwrap() > record.sizes.free.unwrap() / 2, "{record:?}");
     assert_eq!(ended.events.last(), Some(&EventKind::Oom(record)));
 
     let smaller = bench.set("/train/batch", json!(8)).train().expect(0);

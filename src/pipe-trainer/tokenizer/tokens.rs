@@ -12,7 +12,6 @@ use pipe_spec::pipeline::Arch;
 use serde_json::Value;
 use tokenizers::{Encoding, PreTokenizerWrapper, Tokenizer, TruncationParams};
 
-use super::file;
 use crate::chat::{self, ChatError, Encoded, Rendered};
 use crate::error::TrainerError;
 
@@ -52,7 +51,7 @@ impl Tokens {
     /// Without a limit on the length.
     pub fn whole(path: &Path, arch: Arch) -> Result<Self, TrainerError> {
         let fail = |message: String| TrainerError::Tokenizer { path: path.to_owned(), message };
-        let mut tokenizer = file::open(path, arch)?;
+        let mut tokenizer = super::open(path, arch)?;
         tokenizer.with_padding(None);
         tokenizer.with_truncation(None).map_err(|error| fail(error.to_string()))?;
         let mut tokens = Self { path: path.to_owned(), tokenizer, words: None };
@@ -179,7 +178,7 @@ impl Tokens {
 
     /// The tokens of a conversation that a chat template has written, special tokens included, and which of them count.
     pub fn encode_chat(&self, rendered: &Rendered, max_length: usize) -> Result<Encoded, ChatError> {
-        let encoded = file::guarded(|| Ok(chat::encode(&self.tokenizer, rendered, max_length)));
+        let encoded = super::guarded(|| Ok(chat::encode(&self.tokenizer, rendered, max_length)));
         encoded.unwrap_or_else(|message| Err(ChatError::Tokenizer { message }))
     }
 
@@ -197,7 +196,7 @@ impl Tokens {
 
     /// A panic of the tokenizer is an error of its file.
     fn guarded<T>(&self, work: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, TrainerError> {
-        file::guarded(|| work().map_err(|error| error.to_string())).map_err(|message| self.fail(message))
+        super::guarded(|| work().map_err(|error| error.to_string())).map_err(|message| self.fail(message))
     }
 
     fn fail(&self, message: String) -> TrainerError {

@@ -20,10 +20,9 @@ use super::sums::{Pace, RankStep, Sums};
 use crate::data::{self, Loaded, Loader, Reader, SampleOrder};
 use crate::device::{LIBTORCH, Usage};
 use crate::error::TrainerError;
-use crate::host;
 use crate::model::Definition;
 use crate::optim::schedule;
-use crate::torch;
+use crate::{host, torch};
 
 /// So many of the longest samples contain the longest row of every column.
 pub const LONGEST_SAMPLE_COUNT: u32 = 16;
@@ -350,7 +349,12 @@ impl<'a> Training<'a> {
         tracing::info!("{params} parameters on {}, {} steps", hardware.name, self.order.steps());
         self.session.emit(EventKind::Started(event::Started {
             device: hardware.name.clone(),
-            capacity: hardware.capacity,
+            memory: event::StartedMemory {
+                capacity: hardware.capacity,
+                weights: Some(self.state.model.weights().bytes()),
+                load_peak: self.state.load_peak,
+                part_bytes: self.splitter.part_bytes(),
+            },
             driver: hardware.driver.clone(),
             libtorch: LIBTORCH.to_owned(),
             params,
@@ -359,11 +363,8 @@ impl<'a> Training<'a> {
             effective_batch: spec.train.effective_batch,
             steps: self.order.steps(),
             samples: self.order.samples_after(self.order.steps()),
-            weights: Some(self.state.model.weights().bytes()),
-            load_peak: self.state.load_peak,
             ready_ms: milliseconds(self.session.began),
             longest: Some(self.splitter.longest(&self.longest_samples.part(LONGEST_SAMPLE_COUNT))),
-            part_bytes: self.splitter.part_bytes(),
             resumed_from: self.state.resumed_from,
             ranks: spec.rank.count,
             sums_by: self.session.peers.sums_by().map(str::to_owned),

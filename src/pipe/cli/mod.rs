@@ -2,7 +2,6 @@
 
 mod machine;
 mod pipeline;
-mod predict;
 mod runs;
 mod tune;
 
@@ -12,8 +11,7 @@ use clap::builder::PossibleValuesParser;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use machine::{ImageCommand, LedgerCommand, ManArgs, PruneArgs};
 use pipe_spec::PipeExit;
-use pipeline::{CheckArgs, InitArgs, PlanArgs, RunArgs, StartArgs};
-use predict::PredictArgs;
+use pipeline::{CheckArgs, InitArgs, PlanArgs, PredictArgs, RunArgs, StartArgs};
 use runs::{AttachArgs, DiffArgs, LogsArgs, LsArgs, ReportArgs, ReproduceArgs, ResumeArgs, RmArgs, ShowArgs, StopArgs};
 use tracing::level_filters::LevelFilter;
 use tracing_log::{AsLog, LogTracer};

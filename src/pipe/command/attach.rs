@@ -8,8 +8,7 @@ use pipe_spec::pipeline::WorkKind;
 use pipe_spec::{PipeExit, RunState, Status};
 
 use crate::error::Error;
-use crate::execute::children;
-use crate::execute::children::watcher::Watcher;
+use crate::execute::children::{self, Watcher};
 use crate::execute::stages::StagesWatcher;
 use crate::execute::study::{StudyView, StudyWatcher, storage};
 use crate::input::load::{self, ParsedStudy};

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use super::tune;
 use crate::error::Error;
 use crate::execute::inspect::{self, ExpectedTime, Opened};
-use crate::execute::launch::placement::expected_ranks;
+use crate::execute::launch::expected_ranks;
 use crate::execute::launch::workload::retries_of_command;
 use crate::execute::stages;
 use crate::input::hub::HubAccess;

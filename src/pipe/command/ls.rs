@@ -110,13 +110,15 @@ fn print_table(runs: &[Listed]) {
     let mut table = Table::new(&["run", "status", "attempts", "steps", "metric", "time", ""]);
     for run in runs {
         let state = &run.state;
-        let last = state.attempts().iter().rev().find_map(|attempt| attempt.last_step);
+        let last = state.attempts().iter().rev().find_map(|attempt| attempt.figures.last_step);
         let steps = match (last, state.steps()) {
             (Some(step), Some(steps)) => format!("{step}/{steps}"),
             _ => "-".to_owned(),
         };
         let seconds = match state.work() {
-            WorkKind::Training | WorkKind::Command => state.attempts().iter().map(|attempt| attempt.seconds).sum(),
+            WorkKind::Training | WorkKind::Command => {
+                state.attempts().iter().map(|attempt| attempt.figures.seconds).sum()
+            }
             WorkKind::Study => state.study().map_or(0.0, |study| study.seconds),
             WorkKind::Stages => state
                 .stages()
@@ -143,7 +145,7 @@ fn print_table(runs: &[Listed]) {
 /// The metric of the run with its value; the training loss for a run that has no result yet.
 fn metric(state: &RunState) -> String {
     let result = state.result().and_then(|result| Some((result.metric.as_deref()?, result.value?)));
-    let last_loss = || state.attempts().iter().rev().find_map(|attempt| attempt.last_loss);
+    let last_loss = || state.attempts().iter().rev().find_map(|attempt| attempt.figures.last_loss);
     match result.or_else(|| last_loss().map(|loss| ("loss", loss))) {
         Some((name, value)) => format!("{} {}", name.trim_start_matches("eval."), figure(value)),
         None => "-".to_owned(),

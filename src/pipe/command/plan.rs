@@ -8,8 +8,8 @@ use pipe_spec::text::{ByteSize, human_bytes};
 use serde_json::json;
 
 use crate::error::Error;
-use crate::execute::launch::placement::expected_ranks;
-use crate::fit::forecast::{self, Forecast, Forecaster, NoForecast, Target};
+use crate::execute::launch::expected_ranks;
+use crate::fit::{self, Forecast, Forecaster, NoForecast, Target};
 use crate::gpu::Card;
 use crate::input::load;
 use crate::report::{Output, Reporter, Table, grouped, print, print_json, times_ranks};
@@ -59,8 +59,8 @@ pub fn run(options: &PlanOptions) -> Result<(), Error> {
 fn target(options: &PlanOptions, pipeline: &Pipeline) -> Result<Option<Target>, Error> {
     let named = match &options.gpu {
         None => None,
-        Some(name) => Some(forecast::find(name).ok_or_else(|| Error::NoPlan {
-            reason: format!("unknown card {name:?}; known cards: {}; --memory takes any size", forecast::names()),
+        Some(name) => Some(fit::find(name).ok_or_else(|| Error::NoPlan {
+            reason: format!("unknown card {name:?}; known cards: {}; --memory takes any size", fit::names()),
         })?),
     };
     Ok(match (named, options.memory) {

@@ -5,8 +5,7 @@ use pipe_spec::pipeline::WorkKind;
 
 use super::{print_detached, print_found, runtime};
 use crate::error::Error;
-use crate::execute::children;
-use crate::execute::resume::resume;
+use crate::execute::{children, resume};
 use crate::input::load;
 use crate::report::compare::{changeable_settings, may_change};
 use crate::report::{Output, Reporter, print};

@@ -12,18 +12,15 @@ use serde_json::{Value, json};
 use super::{print_detached, print_found, runtime};
 use crate::engine::{Engine, registry};
 use crate::error::Error;
-use crate::execute::children;
 use crate::execute::launch::template::{self, JobTemplate};
-use crate::execute::resume::{move_here, obstacle, resume, resume_here, resume_here_detached};
 use crate::execute::single::StartMode;
 use crate::execute::stages::{self, Selection};
-use crate::execute::{Plan, drive};
+use crate::execute::{Plan, children, drive, move_here, obstacle, resume, resume_here, resume_here_detached};
 use crate::input::hub::HubAccess;
 use crate::input::load::{self, Loaded, ParsedStages, Request};
 use crate::report::{Output, Reporter, print_json};
 use crate::run::{Listed, Run, RunChoices, list, lock, runs_folder};
-use crate::system::files;
-use crate::system::files::absolute;
+use crate::system::files::{self, absolute};
 use crate::system::interrupt::Interrupts;
 
 pub struct RunOptions {

@@ -7,12 +7,11 @@ use pipe_spec::{RunFolder, Status, Variables};
 
 use crate::engine::registry;
 use crate::error::Error;
-use crate::execute::resume::resume;
+use crate::execute::resume;
 use crate::input::load;
 use crate::report::{Output, Reporter, print, say};
 use crate::run::{self, Listed, Owner};
-use crate::system::files;
-use crate::system::files::belongs_to;
+use crate::system::files::{self, belongs_to};
 use crate::system::interrupt::{Interrupts, StopRequest};
 
 /// How long a `pipe` that was asked to stop may take, beyond what its job may, before it is taken to be stuck.

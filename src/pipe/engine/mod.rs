@@ -6,22 +6,17 @@
 mod contract;
 mod docker;
 pub mod first_process;
-mod job;
-mod line;
 mod output;
 mod process;
 pub mod registry;
 mod slurm;
-mod socket_search;
 mod sockets;
 #[cfg(test)]
 mod toy;
 
 pub use contract::{
     BuiltImage, Check, CheckStatus, ConnectImages, Connection, EndedBy, Ending, Engine, EngineJob, FoundJob, Host,
-    ImageStore, JobHandle, Progress, Registration, StartedJob, remove_jobs_of,
+    ImageStore, JobHandle, JobProgram, Launch, Mounts, Progress, Registration, Resources, StartedJob, remove_jobs_of,
 };
-pub use job::{JobProgram, Launch, Mounts, Resources};
-pub use line::{Closed, Line, LineSender, Source, channel as line_channel};
-pub use output::{OUTPUT_INTERVAL, Output, release};
+pub use output::{Closed, Line, LineSender, OUTPUT_INTERVAL, Output, Source, channel as line_channel, release};
 pub use sockets::EngineSockets;

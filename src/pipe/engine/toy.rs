@@ -228,7 +228,7 @@ mod tests {
     use pipe_spec::{EventKind, Outcome, Pipeline, Status, Variables};
 
     use crate::engine::registry;
-    use crate::execute::launch::placement::expected_ranks;
+    use crate::execute::launch::expected_ranks;
     use crate::execute::single::StartMode;
     use crate::execute::single::driver::Driver;
     use crate::input::hub::HubAccess;

@@ -11,7 +11,7 @@ use pipe_spec::{Device, Inspection, Problems, TrainerExit};
 use serde::Serialize;
 use tokio::process::Command;
 
-use super::launch::placement::expected_ranks;
+use super::launch::expected_ranks;
 use super::launch::template::trainer_spec;
 use crate::error::Error;
 use crate::fit::ledger::{Ledger, LedgerJob, LedgerSession};

@@ -149,8 +149,8 @@ fn row(attempt: &Attempt) -> String {
         attempt.outcome.map_or("running", Outcome::name),
         steps(attempt),
         losses(attempt),
-        attempt.peak_memory.map_or("-".to_owned(), human_bytes),
-        duration(attempt.seconds),
+        attempt.figures.peak_memory.map_or("-".to_owned(), human_bytes),
+        duration(attempt.figures.seconds),
         cell(&why.join("; then "))
     )
 }
@@ -241,11 +241,12 @@ mod summary_tests {
         failed.outcome = Some(Outcome::Oom);
         failed.reason = Some("a | b\nc".to_owned());
         failed.action = Some("batch 32 instead of 64".to_owned());
-        failed.seconds = 4.25;
+        failed.figures.seconds = 4.25;
         let mut done = Attempt::new(2, 32, 4);
         done.outcome = Some(Outcome::Finished);
-        (done.first_step, done.last_step, done.first_loss, done.last_loss) = (Some(1), Some(9), Some(2.0), Some(0.5));
-        done.peak_memory = Some(3 << 30);
+        (done.figures.first_step, done.figures.last_step, done.figures.first_loss, done.figures.last_loss) =
+            (Some(1), Some(9), Some(2.0), Some(0.5));
+        done.figures.peak_memory = Some(3 << 30);
         use pipe_spec::run::{RunKind, SingleRun};
         let state = RunState {
             status: Status::Finished,

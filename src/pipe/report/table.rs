@@ -163,8 +163,8 @@ pub fn attempts_table(state: &RunState) -> Table {
             attempt.outcome.map_or("running", Outcome::name).to_owned(),
             steps(attempt),
             losses(attempt),
-            attempt.peak_memory.map_or("-".to_owned(), human_bytes),
-            duration(attempt.seconds),
+            attempt.figures.peak_memory.map_or("-".to_owned(), human_bytes),
+            duration(attempt.figures.seconds),
             why.lines().next().unwrap_or_default().to_owned(),
         ]);
     }
@@ -179,7 +179,7 @@ pub fn ends_with_error_of_last_attempt(state: &RunState) -> bool {
 
 /// The steps that an attempt did: `4`, `1-9`.
 pub fn steps(attempt: &Attempt) -> String {
-    match (attempt.first_step, attempt.last_step) {
+    match (attempt.figures.first_step, attempt.figures.last_step) {
         (Some(first), Some(last)) if first == last => first.to_string(),
         (Some(first), Some(last)) => format!("{first}-{last}"),
         _ => "-".to_owned(),
@@ -188,7 +188,7 @@ pub fn steps(attempt: &Attempt) -> String {
 
 /// The loss of its first and of its last step.
 pub fn losses(attempt: &Attempt) -> String {
-    match (attempt.first_loss, attempt.last_loss) {
+    match (attempt.figures.first_loss, attempt.figures.last_loss) {
         (Some(first), Some(last)) => format!("{first:.3} to {last:.3}"),
         _ => "-".to_owned(),
     }

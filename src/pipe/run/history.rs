@@ -126,7 +126,7 @@ impl History {
 
     /// Bytes that the device may hold, as the last attempt saw it.
     pub fn capacity(&self) -> Option<u64> {
-        self.started.iter().rev().find_map(|(_, started)| started.capacity)
+        self.started.iter().rev().find_map(|(_, started)| started.memory.capacity)
     }
 }
 

@@ -17,8 +17,7 @@ use serde::Serialize;
 use super::owner::Owner;
 use super::{absolute, now, runs_folder};
 use crate::error::Error;
-use crate::system::files;
-use crate::system::glob::Pattern;
+use crate::system::files::{self, Pattern};
 
 /// A run as it is found on disk.
 #[derive(Clone, Debug, Serialize)]
@@ -61,7 +60,7 @@ impl Listed {
         // The time of a running attempt is recorded at its end.
         let is_running = state.status == Status::Running;
         if let Some(attempt) = state.last_attempt_mut().filter(|attempt| is_running && attempt.outcome.is_none()) {
-            attempt.seconds = (now() - attempt.began).max(0.0);
+            attempt.figures.seconds = (now() - attempt.began).max(0.0);
         }
         Some(Self { state, folder: folder.path().display().to_string(), left_behind: Vec::new(), damage })
     }

@@ -8,8 +8,7 @@ use pipe_spec::{Lock, RunFolder};
 use serde::Serialize;
 
 use crate::error::Error;
-use crate::system::files;
-use crate::system::files::write_json;
+use crate::system::files::{self, write_json};
 
 /// The lock of a run; nothing where it cannot be read.
 pub fn read(folder: &RunFolder) -> Option<Lock> {
@@ -99,20 +98,22 @@ pub fn differences(first: &Lock, second: &Lock) -> Vec<Difference> {
         found.known(&one.name, Effect::None, &Some(&one.commit), &other, |commit| short(commit));
     }
     found.program(&first.on, &second.on);
-    found.known("libtorch", Effect::Forbids, &first.libtorch, &second.libtorch, Clone::clone);
-    found.known("device", Effect::Rounding, &first.device, &second.device, Clone::clone);
-    if let (Some(one), Some(other)) = (&first.card, &second.card) {
+    found.known("libtorch", Effect::Forbids, &first.machine.libtorch, &second.machine.libtorch, Clone::clone);
+    found.known("device", Effect::Rounding, &first.machine.device, &second.machine.device, Clone::clone);
+    if let (Some(one), Some(other)) = (&first.machine.card, &second.machine.card) {
         found.known("driver", Effect::Rounding, &one.driver, &other.driver, Clone::clone);
         found.known("compute capability", Effect::Rounding, &one.capability, &other.capability, Clone::clone);
     }
-    let names = |lock: &Lock| lock.cards.iter().map(|card| card.name.clone()).collect::<Vec<_>>();
+    let names = |lock: &Lock| lock.machine.cards.iter().map(|card| card.name.clone()).collect::<Vec<_>>();
     let several = |lock: &Lock| Some(names(lock)).filter(|names| !names.is_empty());
     found.known("cards", Effect::Rounding, &several(first), &several(second), |names| names.join(", "));
-    found.known("cpu", Effect::Rounding, &first.cpu, &second.cpu, |cpu| format!("{} x {}", cpu.count, cpu.model));
-    let threads = |lock: &Lock| lock.resolved.is_some().then_some(lock.threads);
+    found.known("cpu", Effect::Rounding, &first.machine.cpu, &second.machine.cpu, |cpu| {
+        format!("{} x {}", cpu.count, cpu.model)
+    });
+    let threads = |lock: &Lock| lock.resolved.is_some().then_some(lock.machine.threads);
     let number = |threads: &Option<u32>| threads.map_or("default of libtorch".to_owned(), |count| count.to_string());
     found.known("threads", Effect::Rounding, &threads(first), &threads(second), number);
-    found.known("ranks", Effect::Rounding, &first.ranks, &second.ranks, ToString::to_string);
+    found.known("ranks", Effect::Rounding, &first.machine.ranks, &second.machine.ranks, ToString::to_string);
     found.known("pipe", Effect::None, &Some(&first.pipe), &Some(&second.pipe), ToString::to_string);
     found.known("pipeline file", Effect::None, &Some(&first.pipeline), &Some(&second.pipeline), |hash| short(hash));
     let commit = |commit: &Commit| format!("{}{}", short(&commit.id), if commit.dirty { " with changes" } else { "" });
@@ -208,7 +209,7 @@ impl std::fmt::Display for Difference {
 
 #[cfg(test)]
 mod difference_tests {
-    use pipe_spec::lock::{Cpu, LockedCard};
+    use pipe_spec::lock::{Cpu, LockedCard, LockedMachine};
 
     use super::*;
 
@@ -231,13 +232,17 @@ mod difference_tests {
             model: vec![file("/m/config.json", "5"), file("/m/model.safetensors", "6")],
             hub: vec![LockedRepository { name: "o/n".into(), revision: "main".into(), commit: "1".repeat(40) }],
             commit: Some(Commit { id: "c0ffee".to_owned(), dirty: false }),
-            libtorch: text("2.11.0"),
-            device: text("H200"),
-            card: Some(LockedCard { name: "H200".to_owned(), driver: text("580"), capability: text("9.0") }),
-            cards: ["H200", "H100"].map(|name| LockedCard { name: name.to_owned(), ..LockedCard::default() }).to_vec(),
-            cpu: Some(Cpu { model: "Abacus".to_owned(), count: 4 }),
-            threads: Some(2),
-            ranks: Some(1),
+            machine: LockedMachine {
+                libtorch: text("2.11.0"),
+                device: text("H200"),
+                card: Some(LockedCard { name: "H200".to_owned(), driver: text("580"), capability: text("9.0") }),
+                cards: ["H200", "H100"]
+                    .map(|name| LockedCard { name: name.to_owned(), ..LockedCard::default() })
+                    .to_vec(),
+                cpu: Some(Cpu { model: "Abacus".to_owned(), count: 4 }),
+                threads: Some(2),
+                ranks: Some(1),
+            },
             ..Lock::default()
         }
     }
@@ -253,8 +258,8 @@ mod difference_tests {
         use Effect::{Forbids, None as Nothing, Rounding};
         type Change = fn(&mut Lock);
         let cases: [(Change, &str, Effect); 24] = [
-            (|lock| lock.ranks = Some(2), "ranks", Rounding),
-            (|lock| lock.cards.reverse(), "cards", Rounding),
+            (|lock| lock.machine.ranks = Some(2), "ranks", Rounding),
+            (|lock| lock.machine.cards.reverse(), "cards", Rounding),
             (|lock| lock.resolved = Some("x".into()), "settings", Forbids),
             (|lock| lock.seed = Some(2), "seed", Forbids),
             (|lock| lock.train[1].hash = "x".into(), "data.train", Forbids),
@@ -268,12 +273,16 @@ mod difference_tests {
             (|lock| lock.on.trainer = Some("x".into()), "trainer", Forbids),
             (|lock| lock.on.libraries = Some("x".into()), "libraries", Forbids),
             (|lock| lock.on.image = Some("x".into()), "program", Forbids),
-            (|lock| lock.libtorch = Some("2.12.0".into()), "libtorch", Forbids),
-            (|lock| lock.device = Some("cpu".into()), "device", Rounding),
-            (|lock| lock.card.as_mut().unwrap().driver = Some("590".into()), "driver", Rounding),
-            (|lock| lock.card.as_mut().unwrap().capability = Some("9.1".into()), "compute capability", Rounding),
-            (|lock| lock.cpu.as_mut().unwrap().count = 8, "cpu", Rounding),
-            (|lock| lock.threads = None, "threads", Rounding),
+            (|lock| lock.machine.libtorch = Some("2.12.0".into()), "libtorch", Forbids),
+            (|lock| lock.machine.device = Some("cpu".into()), "device", Rounding),
+            (|lock| lock.machine.card.as_mut().unwrap().driver = Some("590".into()), "driver", Rounding),
+            (
+                |lock| lock.machine.card.as_mut().unwrap().capability = Some("9.1".into()),
+                "compute capability",
+                Rounding,
+            ),
+            (|lock| lock.machine.cpu.as_mut().unwrap().count = 8, "cpu", Rounding),
+            (|lock| lock.machine.threads = None, "threads", Rounding),
             (|lock| lock.pipe = "0.2.0".into(), "pipe", Nothing),
             (|lock| lock.commit.as_mut().unwrap().dirty = true, "commit", Nothing),
             (|lock| lock.on.engine_version = Some("1".into()), "engine", Nothing),
@@ -317,7 +326,7 @@ mod difference_tests {
     fn the_gravest_comes_first() {
         let found = changed(|lock| {
             lock.pipe = "0.2.0".into();
-            lock.threads = Some(9);
+            lock.machine.threads = Some(9);
             lock.eval[0].hash = "x".into();
         });
         let effects: Vec<Effect> = found.into_iter().map(|one| one.1).collect();

@@ -15,8 +15,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::history::History;
-use super::job_file;
-use super::{Listed, result};
+use super::{Listed, job_file, result};
 use crate::system::files;
 
 /// Bytes of a config.json, which the job has written, that are read at most.
@@ -91,7 +90,9 @@ impl Record {
     /// Bytes, of the last attempt that did a step.
     pub fn peak_memory(&self) -> Option<u64> {
         let attempts = self.state.iter().flat_map(|state| state.attempts().iter().rev());
-        let recorded = attempts.filter(|attempt| attempt.last_step.is_some()).find_map(|attempt| attempt.peak_memory);
+        let recorded = attempts
+            .filter(|attempt| attempt.figures.last_step.is_some())
+            .find_map(|attempt| attempt.figures.peak_memory);
         recorded.or_else(|| self.history.steps.iter().map(|step| step.peak).max())
     }
 
@@ -105,9 +106,9 @@ impl Record {
         }
         let last = state.attempts().last()?;
         if last.began > 0.0 {
-            return Some((last.began + last.seconds - state.created).max(0.0));
+            return Some((last.began + last.figures.seconds - state.created).max(0.0));
         }
-        Some(state.attempts().iter().map(|attempt| attempt.seconds).sum())
+        Some(state.attempts().iter().map(|attempt| attempt.figures.seconds).sum())
     }
 
     fn text(&mut self, path: &Path) -> Option<String> {

@@ -2,7 +2,6 @@
 
 pub mod digests;
 pub mod files;
-pub mod glob;
 pub mod http;
 pub mod interrupt;
 

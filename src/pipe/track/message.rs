@@ -69,7 +69,7 @@ impl LastAttempt {
             cause: attempt.cause,
             reason: attempt.reason.clone(),
             action: attempt.action.clone(),
-            peak_memory: attempt.peak_memory,
+            peak_memory: attempt.figures.peak_memory,
         }
     }
 }
@@ -97,7 +97,7 @@ impl Message {
 
     fn new(kind: NotifyOn, state: &RunState, now: f64) -> Self {
         // An attempt that failed early has no steps of its own.
-        let reached = state.attempts().iter().rev().find(|attempt| attempt.last_step.is_some());
+        let reached = state.attempts().iter().rev().find(|attempt| attempt.figures.last_step.is_some());
         Self {
             kind,
             run: state.id.clone(),
@@ -106,9 +106,9 @@ impl Message {
             engine: state.engine.clone(),
             attempt: state.attempts().last().map(LastAttempt::new).unwrap_or_default(),
             effective_batch: state.effective_batch(),
-            step: reached.and_then(|attempt| attempt.last_step),
+            step: reached.and_then(|attempt| attempt.figures.last_step),
             steps: state.steps(),
-            loss: reached.and_then(|attempt| attempt.last_loss),
+            loss: reached.and_then(|attempt| attempt.figures.last_loss),
             error: state.error.clone(),
             seconds: (now - state.created).max(0.0),
             time: now,

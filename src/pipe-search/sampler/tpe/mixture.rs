@@ -1,9 +1,7 @@
 //! Densities over a space: a mixture of one kernel for each trial, and the kernels by axis.
 
-use crate::axis::{Axis, Scale};
-use crate::normal::{self, log_sum};
+use crate::axis::{Axis, Point, Scale, Space, log_density, log_mass as mass, log_sum};
 use crate::sampler::Stream;
-use crate::space::{Point, Space};
 use crate::trial::Trial;
 
 const PRIOR_WEIGHT: f64 = 1.0;
@@ -128,7 +126,7 @@ pub(super) fn kernels(scale: Scale, observed: &[f64]) -> Vec<Kernel> {
             let range = high - low;
             let narrowest = range / (1.0 + count as f64).min(100.0);
             let kernel = |mean: f64, deviation: f64| {
-                let log_mass = normal::log_mass((low - mean) / deviation, (high - mean) / deviation);
+                let log_mass = mass((low - mean) / deviation, (high - mean) / deviation);
                 let log_norm = if stepped { log_mass } else { log_mass + libm::log(deviation) };
                 Kernel::Normal { mean, deviation, low, high, log_norm }
             };
@@ -191,10 +189,8 @@ impl Kernel {
                 libm::log((base + own) / sum)
             }
             Self::Normal { mean, deviation, log_norm, .. } => match axis.cell(coordinate) {
-                Some((left, right)) => {
-                    normal::log_mass((left - mean) / deviation, (right - mean) / deviation) - log_norm
-                }
-                None => normal::log_density((coordinate - mean) / deviation) - log_norm,
+                Some((left, right)) => mass((left - mean) / deviation, (right - mean) / deviation) - log_norm,
+                None => log_density((coordinate - mean) / deviation) - log_norm,
             },
         }
     }
@@ -205,8 +201,8 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::axis::{Condition, Domain, Parameter, Test};
     use crate::sampler::tpe::fading_weights;
-    use crate::space::{Condition, Domain, Parameter, Test};
 
     fn parameter(name: &str, domain: Domain) -> Parameter {
         Parameter { name: name.to_owned(), domain, when: vec![] }

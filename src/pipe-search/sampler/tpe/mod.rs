@@ -11,8 +11,7 @@ mod split;
 use mixture::{Candidate, Mixture};
 
 use super::{REDRAWS, Stream, random, was_tried};
-use crate::axis::Axis;
-use crate::space::{Point, Space};
+use crate::axis::{Axis, Point, Space};
 use crate::trial::{Direction, Trial, TrialState};
 
 /// So many trials must have ended, complete or pruned, before anything is learned from them.

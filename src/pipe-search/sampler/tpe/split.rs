@@ -181,7 +181,7 @@ fn covers(one: &[f64], other: &[f64]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::space::Point;
+    use crate::axis::Point;
 
     /// The numbers of the good trials, of as many as fill the rest with worse ones up to `count`.
     fn good(mut trials: Vec<Trial>, count: usize, directions: &[Direction]) -> Vec<u64> {

@@ -4,7 +4,6 @@ use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 
 use super::machine::{self, Bytes};
-use super::opcode;
 use super::weights::{self, Located, Objects, Value};
 
 /// Bytes of the record at the end of a zip file, and of the longest comment behind it.
@@ -163,7 +162,7 @@ const PROTOCOL: i64 = 1001;
 /// its storages, each a pickle; then the storages, each with its count of elements in front.
 pub fn locate_in_stream(file: &[u8]) -> Result<BTreeMap<String, Located>, String> {
     let unknown = "neither a zip file nor in the format of torch before 1.6";
-    if file.first() != Some(&opcode::PROTO) {
+    if file.first() != Some(&machine::PROTO) {
         return Err(unknown.to_owned());
     }
     let magic = machine::unpickle(file)?;

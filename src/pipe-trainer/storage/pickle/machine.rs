@@ -3,10 +3,11 @@
 //! tensor lies.
 //!
 //! A length in a file is compared with the bytes that are there before it is used.
+//!
+//! The opcodes of pickle by the names that Python's `pickle.py` gives them.
 
 use std::collections::HashMap;
 
-use super::opcode as op;
 use super::weights::{self, Class, Object, Objects, Value};
 
 /// The most opcodes of one pickle; a tensor takes about 50. Each opcode makes at most one object and one entry of stack or memo, so
@@ -53,48 +54,37 @@ impl<'a> Machine<'a> {
     fn step(&mut self) -> Result<Option<Value<'a>>, String> {
         let opcode = self.bytes.u8()?;
         match opcode {
-            op::STOP => return self.pop().map(Some),
-            op::PROTO => match self.bytes.u8()? {
+            STOP => return self.pop().map(Some),
+            PROTO => match self.bytes.u8()? {
                 2..=5 => {}
                 other => return Err(format!("refused: protocol {other} of pickle; allowed: 2 to 5")),
             },
-            op::FRAME => drop(self.bytes.u64()?),
-            op::MARK => self.marks.push(self.stack.len()),
-            op::POP => drop(self.pop()?),
-            op::POP_MARK => drop(self.marked()?),
-            op::DUP => {
+            FRAME => drop(self.bytes.u64()?),
+            MARK => self.marks.push(self.stack.len()),
+            POP => drop(self.pop()?),
+            POP_MARK => drop(self.marked()?),
+            DUP => {
                 let top = self.top()?;
                 self.stack.push(top);
             }
-            op::BINPUT | op::LONG_BINPUT | op::MEMOIZE | op::BINGET | op::LONG_BINGET => self.remember(opcode)?,
-            op::GLOBAL => {
+            BINPUT | LONG_BINPUT | MEMOIZE | BINGET | LONG_BINGET => self.remember(opcode)?,
+            GLOBAL => {
                 let (module, name) = (self.bytes.line(LONGEST_NAME)?, self.bytes.line(LONGEST_NAME)?);
                 self.stack.push(Value::Class(Class::find(module, name)?));
             }
-            op::STACK_GLOBAL => match (self.pop()?, self.pop()?) {
+            STACK_GLOBAL => match (self.pop()?, self.pop()?) {
                 (Value::Text(name), Value::Text(module)) => self.stack.push(Value::Class(Class::find(module, name)?)),
                 _ => return Err("STACK_GLOBAL without two names".to_owned()),
             },
-            op::REDUCE | op::NEWOBJ => self.call()?,
-            op::BUILD => self.build()?,
-            op::BINPERSID => {
+            REDUCE | NEWOBJ => self.call()?,
+            BUILD => self.build()?,
+            BINPERSID => {
                 let id = self.pop()?;
                 let storage = weights::storage(&self.objects, id)?;
                 self.push_object(Object::Storage(storage));
             }
-            op::EMPTY_TUPLE
-            | op::TUPLE
-            | op::TUPLE1
-            | op::TUPLE2
-            | op::TUPLE3
-            | op::EMPTY_LIST
-            | op::LIST
-            | op::APPEND
-            | op::APPENDS
-            | op::EMPTY_DICT
-            | op::DICT
-            | op::SETITEM
-            | op::SETITEMS => self.collect(opcode)?,
+            EMPTY_TUPLE | TUPLE | TUPLE1 | TUPLE2 | TUPLE3 | EMPTY_LIST | LIST | APPEND | APPENDS | EMPTY_DICT
+            | DICT | SETITEM | SETITEMS => self.collect(opcode)?,
             _ => {
                 let value = self.literal(opcode)?;
                 self.stack.push(value);
@@ -106,52 +96,52 @@ impl<'a> Machine<'a> {
     fn literal(&mut self, opcode: u8) -> Result<Value<'a>, String> {
         let bytes = &mut self.bytes;
         Ok(match opcode {
-            op::NONE => Value::None,
-            op::NEWTRUE => Value::Bool(true),
-            op::NEWFALSE => Value::Bool(false),
-            op::BININT => Value::Int(bytes.i32()?.into()),
-            op::BININT1 => Value::Int(bytes.u8()?.into()),
-            op::BININT2 => Value::Int(bytes.u16()?.into()),
-            op::LONG1 => {
+            NONE => Value::None,
+            NEWTRUE => Value::Bool(true),
+            NEWFALSE => Value::Bool(false),
+            BININT => Value::Int(bytes.i32()?.into()),
+            BININT1 => Value::Int(bytes.u8()?.into()),
+            BININT2 => Value::Int(bytes.u16()?.into()),
+            LONG1 => {
                 let length = bytes.u8()?.into();
                 long(bytes.take(length)?)
             }
-            op::LONG4 => {
+            LONG4 => {
                 let length = bytes.u32()?.into();
                 long(bytes.take(length)?)
             }
-            op::BINFLOAT => bytes.u64().map(|_| Value::Opaque)?,
-            op::BINSTRING | op::BINUNICODE => {
+            BINFLOAT => bytes.u64().map(|_| Value::Opaque)?,
+            BINSTRING | BINUNICODE => {
                 let length = bytes.u32()?.into();
                 Value::Text(bytes.text(length)?)
             }
-            op::SHORT_BINSTRING | op::SHORT_BINUNICODE => {
+            SHORT_BINSTRING | SHORT_BINUNICODE => {
                 let length = bytes.u8()?.into();
                 Value::Text(bytes.text(length)?)
             }
-            op::BINUNICODE8 => {
+            BINUNICODE8 => {
                 let length = bytes.u64()?;
                 Value::Text(bytes.text(length)?)
             }
-            op::BINBYTES | op::SHORT_BINBYTES | op::BINBYTES8 => {
+            BINBYTES | SHORT_BINBYTES | BINBYTES8 => {
                 let length = match opcode {
-                    op::BINBYTES => bytes.u32()?.into(),
-                    op::SHORT_BINBYTES => bytes.u8()?.into(),
+                    BINBYTES => bytes.u32()?.into(),
+                    SHORT_BINBYTES => bytes.u8()?.into(),
                     _ => bytes.u64()?,
                 };
                 bytes.take(length).map(|_| Value::Opaque)?
             }
-            other => return Err(format!("refused: the opcode {}", op::refused(other))),
+            other => return Err(format!("refused: the opcode {}", refused(other))),
         })
     }
 
     fn remember(&mut self, opcode: u8) -> Result<(), String> {
         let number = match opcode {
-            op::BINPUT | op::BINGET => self.bytes.u8()?.into(),
-            op::MEMOIZE => self.memo.len() as u32,
+            BINPUT | BINGET => self.bytes.u8()?.into(),
+            MEMOIZE => self.memo.len() as u32,
             _ => self.bytes.u32()?,
         };
-        if matches!(opcode, op::BINGET | op::LONG_BINGET) {
+        if matches!(opcode, BINGET | LONG_BINGET) {
             let value = self.memo.get(&number).ok_or_else(|| format!("entry {number} of the memo is missing"))?;
             self.stack.push(*value);
         } else {
@@ -164,34 +154,34 @@ impl<'a> Machine<'a> {
     /// Tuples, lists and dicts.
     fn collect(&mut self, opcode: u8) -> Result<(), String> {
         match opcode {
-            op::EMPTY_TUPLE => self.push_object(Object::Tuple(Vec::new())),
-            op::EMPTY_LIST => self.push_object(Object::List(Vec::new())),
-            op::EMPTY_DICT => self.push_object(Object::Dict(Vec::new())),
-            op::TUPLE => {
+            EMPTY_TUPLE => self.push_object(Object::Tuple(Vec::new())),
+            EMPTY_LIST => self.push_object(Object::List(Vec::new())),
+            EMPTY_DICT => self.push_object(Object::Dict(Vec::new())),
+            TUPLE => {
                 let items = self.marked()?;
                 self.push_object(Object::Tuple(items));
             }
-            op::LIST => {
+            LIST => {
                 let items = self.marked()?;
                 self.push_object(Object::List(items));
             }
-            op::DICT => {
+            DICT => {
                 let items = self.marked()?;
                 self.push_object(Object::Dict(pairs(&items)?));
             }
-            op::TUPLE1 | op::TUPLE2 | op::TUPLE3 => {
-                let items = self.split_off(self.stack.len().checked_sub(usize::from(opcode - op::TUPLE1) + 1))?;
+            TUPLE1 | TUPLE2 | TUPLE3 => {
+                let items = self.split_off(self.stack.len().checked_sub(usize::from(opcode - TUPLE1) + 1))?;
                 self.push_object(Object::Tuple(items));
             }
-            op::APPEND => {
+            APPEND => {
                 let item = self.pop()?;
                 self.extend_list(vec![item])?;
             }
-            op::APPENDS => {
+            APPENDS => {
                 let items = self.marked()?;
                 self.extend_list(items)?;
             }
-            op::SETITEM => {
+            SETITEM => {
                 let items = self.split_off(self.stack.len().checked_sub(2))?;
                 self.extend_dict(&items)?;
             }
@@ -355,4 +345,83 @@ impl<'a> Bytes<'a> {
         self.at += 1;
         Ok(text)
     }
+}
+
+pub const PROTO: u8 = 0x80;
+pub const FRAME: u8 = 0x95;
+pub const STOP: u8 = b'.';
+pub const MARK: u8 = b'(';
+pub const POP: u8 = b'0';
+pub const POP_MARK: u8 = b'1';
+pub const DUP: u8 = b'2';
+pub const NONE: u8 = b'N';
+pub const NEWTRUE: u8 = 0x88;
+pub const NEWFALSE: u8 = 0x89;
+pub const BININT: u8 = b'J';
+pub const BININT1: u8 = b'K';
+pub const BININT2: u8 = b'M';
+pub const LONG1: u8 = 0x8a;
+pub const LONG4: u8 = 0x8b;
+pub const BINFLOAT: u8 = b'G';
+pub const BINSTRING: u8 = b'T';
+pub const SHORT_BINSTRING: u8 = b'U';
+pub const BINUNICODE: u8 = b'X';
+pub const SHORT_BINUNICODE: u8 = 0x8c;
+pub const BINUNICODE8: u8 = 0x8d;
+pub const BINBYTES: u8 = b'B';
+pub const SHORT_BINBYTES: u8 = b'C';
+pub const BINBYTES8: u8 = 0x8e;
+pub const EMPTY_TUPLE: u8 = b')';
+pub const TUPLE: u8 = b't';
+pub const TUPLE1: u8 = 0x85;
+pub const TUPLE2: u8 = 0x86;
+pub const TUPLE3: u8 = 0x87;
+pub const EMPTY_LIST: u8 = b']';
+pub const LIST: u8 = b'l';
+pub const APPEND: u8 = b'a';
+pub const APPENDS: u8 = b'e';
+pub const EMPTY_DICT: u8 = b'}';
+pub const DICT: u8 = b'd';
+pub const SETITEM: u8 = b's';
+pub const SETITEMS: u8 = b'u';
+pub const GLOBAL: u8 = b'c';
+pub const STACK_GLOBAL: u8 = 0x93;
+pub const REDUCE: u8 = b'R';
+pub const NEWOBJ: u8 = 0x81;
+pub const BUILD: u8 = b'b';
+pub const BINPUT: u8 = b'q';
+pub const LONG_BINPUT: u8 = b'r';
+pub const MEMOIZE: u8 = 0x94;
+pub const BINGET: u8 = b'h';
+pub const LONG_BINGET: u8 = b'j';
+pub const BINPERSID: u8 = b'Q';
+
+/// Those that are refused: of old text protocols, or for what no file of weights holds.
+const REFUSED: [(u8, &str); 20] = [
+    (b'I', "INT"),
+    (b'L', "LONG"),
+    (b'F', "FLOAT"),
+    (b'S', "STRING"),
+    (b'V', "UNICODE"),
+    (b'P', "PERSID"),
+    (b'i', "INST"),
+    (b'o', "OBJ"),
+    (b'p', "PUT"),
+    (b'g', "GET"),
+    (0x82, "EXT1"),
+    (0x83, "EXT2"),
+    (0x84, "EXT4"),
+    (0x8f, "EMPTY_SET"),
+    (0x90, "ADDITEMS"),
+    (0x91, "FROZENSET"),
+    (0x92, "NEWOBJ_EX"),
+    (0x96, "BYTEARRAY8"),
+    (0x97, "NEXT_BUFFER"),
+    (0x98, "READONLY_BUFFER"),
+];
+
+/// The message for an opcode that is refused.
+pub fn refused(opcode: u8) -> String {
+    let name = REFUSED.iter().find(|(code, _)| *code == opcode).map_or("an unknown opcode", |(_, name)| name);
+    format!("{name} ({opcode:#04x})")
 }

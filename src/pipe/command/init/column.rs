@@ -9,8 +9,7 @@ use pipe_data::compressed::ending;
 use pipe_data::{amount, is_missing_number, is_picture};
 use serde_json::Value;
 
-use super::labels;
-use super::texts::{Lengths, counts, is_conversation, tokens, turns, vocabulary};
+use super::texts::{self, Lengths, counts, is_conversation, tokens, turns, vocabulary};
 
 /// Rows below which names decide before values.
 const FEW_ROWS: usize = 8;
@@ -225,15 +224,15 @@ impl Column {
     fn measure_lists(&mut self, filled: &[&Value], texts: &[String]) {
         let owned = |labels: Vec<&str>| -> Vec<String> { labels.into_iter().map(str::to_owned).collect() };
         let rows: Vec<Vec<String>> = match self.kind {
-            ColumnKind::Several(Some(mark)) => texts.iter().map(|text| owned(labels::split(text, mark))).collect(),
-            ColumnKind::Numbers => filled.iter().filter_map(|list| labels::numbers(list)).collect(),
-            _ => filled.iter().map(|list| owned(labels::entries(list).unwrap_or_default())).collect(),
+            ColumnKind::Several(Some(mark)) => texts.iter().map(|text| owned(texts::split(text, mark))).collect(),
+            ColumnKind::Numbers => filled.iter().filter_map(|list| texts::numbers(list)).collect(),
+            _ => filled.iter().map(|list| owned(texts::entries(list).unwrap_or_default())).collect(),
         };
         self.words = Lengths::of(rows.iter().map(Vec::len).collect());
         self.tokens = Lengths::of(rows.iter().map(|row| row.iter().map(|word| tokens(word)).sum()).collect());
         self.classes = counts(&rows.concat());
         self.distinct = self.classes.len();
-        if self.distinct > labels::MOST_LABELS {
+        if self.distinct > texts::MOST_LABELS {
             self.classes.clear();
         }
     }
@@ -242,10 +241,10 @@ impl Column {
         if filled.iter().any(|value| value.is_array() || value.is_object()) {
             return match filled.iter().all(|value| is_conversation(value)) {
                 true => ColumnKind::Messages,
-                false => match labels::are_lists_of_labels(filled) {
+                false => match texts::are_lists_of_labels(filled) {
                     Some(true) => ColumnKind::Several(None),
                     Some(false) => ColumnKind::Words,
-                    None if labels::are_lists_of_numbers(filled) => ColumnKind::Numbers,
+                    None if texts::are_lists_of_numbers(filled) => ColumnKind::Numbers,
                     None => ColumnKind::Other,
                 },
             };
@@ -265,7 +264,7 @@ impl Column {
         }
         // A text with a usual name is a text, whatever is in it.
         let is_named = ["source", "text", "text_pair"].iter().any(|role| name_rank(role, &self.name).is_some());
-        match (self.range, labels::separator(texts).filter(|_| !is_named)) {
+        match (self.range, texts::separator(texts).filter(|_| !is_named)) {
             (Some(range), _) => self.kind_of_numbers(range, texts.len(), numbers),
             (None, Some(separator)) => ColumnKind::Several(Some(separator)),
             (None, None) => self.kind_of_texts(texts),

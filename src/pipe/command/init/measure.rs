@@ -14,7 +14,7 @@ use super::survey::Survey;
 use crate::engine::registry;
 use crate::error::Error;
 use crate::execute::inspect::{self, Opened};
-use crate::fit::forecast::{Forecaster, Target};
+use crate::fit::{Forecaster, Target};
 use crate::input::hub::{Failure, Hub, HubAccess};
 use crate::input::load::{self, Request};
 use crate::input::{preflight, read_config};

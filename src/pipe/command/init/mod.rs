@@ -4,7 +4,6 @@ mod author;
 mod column;
 mod command_line;
 mod draft;
-mod labels;
 mod measure;
 mod pictures;
 mod roles;

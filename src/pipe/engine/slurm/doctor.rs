@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::programs::{self, Failure, NodeGroup};
-use super::runtime;
+use super::script;
 use super::section::ContainerRuntime;
 use crate::engine::{Check, Host};
 use crate::system::digests::cache_folder;
@@ -33,7 +33,7 @@ fn look(runs: &Path) -> Vec<Check> {
         Ok(groups) => checks.extend([partitions(&groups), cards(&groups)]),
         Err(failure) => checks.push(Check::missing("nodes", failure.said())),
     }
-    let runtime = runtime::choose(None);
+    let runtime = script::choose(None);
     checks.push(match runtime {
         ContainerRuntime::None => {
             Check::note("runtime", "no pyxis, apptainer or charliecloud here: the trainer runs as it is")

@@ -5,7 +5,6 @@ mod follow;
 mod image;
 mod job;
 mod programs;
-mod runtime;
 mod script;
 mod section;
 mod state;
@@ -27,7 +26,7 @@ use pipe_spec::lock::Program;
 use pipe_spec::pipeline::{Container, EngineRequest, Gpus, Image, SectionType};
 use pipe_spec::run::LogPosition;
 use programs::{Config, Failure, NodeGroup, NodeSize, SeenJob};
-use runtime::{Root, RootFiles};
+use script::{Root, RootFiles};
 use section::{Cluster, ContainerRuntime};
 
 use super::{
@@ -95,7 +94,7 @@ impl SlurmEngine {
             let failed = |failure: Failure| failure.error(REFUSED_HINT);
             let config = programs::config().map_err(failed)?;
             let groups = programs::node_groups().map_err(failed)?;
-            let runtime = runtime::choose(settings.containers);
+            let runtime = script::choose(settings.containers);
             Ok((settings, config, groups, runtime))
         })
         .await
@@ -388,7 +387,7 @@ impl Engine for SlurmEngine {
 
     async fn start(&self, launch: &Launch) -> Result<StartedJob, Error> {
         let files = JobFiles::of(launch);
-        let program = runtime::program(&self.root(launch).await?, launch)?;
+        let program = script::program(&self.root(launch).await?, launch)?;
         let folder = match (self.runtime, &launch.work_folder) {
             (ContainerRuntime::None, Some(folder)) => folder.clone(),
             (ContainerRuntime::None, None) => std::env::current_dir().unwrap_or_default(),

@@ -120,24 +120,25 @@ fn record(memory: MemoryKind, message: &str) -> OomRecord {
         message: message.lines().next().unwrap_or_default().to_owned(),
         ..OomRecord::new(memory, Phase::Forward)
     };
-    record.requested = REQUESTED.iter().find_map(size);
+    record.sizes.requested = REQUESTED.iter().find_map(size);
     let card = CARD.iter().find_map(size);
     let allowed = size(&ALLOWED);
-    record.card_total = card;
-    record.total = allowed.or(card);
-    record.card_free = size(&FREE);
-    record.allocated = size(&ALLOCATED);
-    record.reserved = match size(&UNALLOCATED) {
-        Some(unused) => record.allocated.map(|allocated| allocated.saturating_add(unused)),
+    record.sizes.card_total = card;
+    record.sizes.total = allowed.or(card);
+    record.sizes.card_free = size(&FREE);
+    record.sizes.allocated = size(&ALLOCATED);
+    record.sizes.reserved = match size(&UNALLOCATED) {
+        Some(unused) => record.sizes.allocated.map(|allocated| allocated.saturating_add(unused)),
         None => size(&RESERVED),
     };
-    record.free = match (allowed, record.reserved) {
+    record.sizes.free = match (allowed, record.sizes.reserved) {
         (Some(allowed), Some(reserved)) => Some(allowed.saturating_sub(reserved)),
-        _ => record.card_free,
+        _ => record.sizes.card_free,
     };
     let mut others: Vec<u64> = OTHERS.captures_iter(message).filter_map(|found| bytes(&found)).collect();
-    record.own = size(&OWN).or_else(|| take_own(&mut others, record.reserved?));
-    record.others = (!others.is_empty()).then(|| others.iter().fold(0, |sum: u64, each| sum.saturating_add(*each)));
+    record.sizes.own = size(&OWN).or_else(|| take_own(&mut others, record.sizes.reserved?));
+    record.sizes.others =
+        (!others.is_empty()).then(|| others.iter().fold(0, |sum: u64, each| sum.saturating_add(*each)));
     record
 }
 
@@ -252,7 +253,7 @@ mod tests {
                 MemoryKind::Host => "host",
             });
             let want = if UNREAD.contains(&text.file.as_str()) { "not_oom" } else { text.kind.as_str() };
-            let requested = found.and_then(|record| record.requested);
+            let requested = found.and_then(|record| record.sizes.requested);
             // Sizes are told with few digits.
             let near = |a: u64, b: u64| a.abs_diff(b) <= b / 100;
             let has_size = match (requested, text.requested.filter(|_| want != "not_oom")) {
@@ -318,8 +319,14 @@ mod tests {
                     128.00 MiB free; 21.25 GiB reserved in total by PyTorch) If reserved memory is >> allocated memory try ...\n";
         let record = found(text);
         assert_eq!(record.memory, MemoryKind::Device);
-        assert_eq!((record.requested, record.total, record.card_total), (Some(512 << 20), gib(23.7), gib(23.7)));
-        assert_eq!((record.allocated, record.reserved, record.card_free), (gib(20.5), gib(21.25), Some(128 << 20)));
+        assert_eq!(
+            (record.sizes.requested, record.sizes.total, record.sizes.card_total),
+            (Some(512 << 20), gib(23.7), gib(23.7))
+        );
+        assert_eq!(
+            (record.sizes.allocated, record.sizes.reserved, record.sizes.card_free),
+            (gib(20.5), gib(21.25), Some(128 << 20))
+        );
         assert!(record.message.starts_with("RuntimeError: CUDA out of memory") && !record.message.contains('\n'));
     }
 
@@ -331,13 +338,16 @@ mod tests {
                     has 17.50 GiB memory in use. 24.00 GiB allowed; Of the allocated memory 16.00 GiB is allocated by PyTorch, and \
                     512.00 MiB is reserved by PyTorch but unallocated. If reserved but unallocated memory is large ...";
         let record = found(text);
-        assert_eq!((record.requested, record.total, record.card_total), (gib(2.0), gib(24.0), gib(79.25)));
-        assert_eq!((record.allocated, record.reserved), (gib(16.0), gib(16.5)));
-        assert_eq!((record.own, record.others, record.card_free), (gib(17.5), gib(60.0), gib(1.5)));
-        assert_eq!(record.free, gib(7.5), "of what is allowed");
+        assert_eq!(
+            (record.sizes.requested, record.sizes.total, record.sizes.card_total),
+            (gib(2.0), gib(24.0), gib(79.25))
+        );
+        assert_eq!((record.sizes.allocated, record.sizes.reserved), (gib(16.0), gib(16.5)));
+        assert_eq!((record.sizes.own, record.sizes.others, record.sizes.card_free), (gib(17.5), gib(60.0), gib(1.5)));
+        assert_eq!(record.sizes.free, gib(7.5), "of what is allowed");
         let contained = text.replace("Including non-PyTorch memory, this process has", "Process 99 has");
         let record = found(&contained);
-        assert_eq!((record.own, record.others), (gib(17.5), gib(60.0)));
+        assert_eq!((record.sizes.own, record.sizes.others), (gib(17.5), gib(60.0)));
     }
 
     #[test]
@@ -385,7 +395,7 @@ mod tests {
             ("RuntimeError: DataLoader worker (pid 17) is killed by signal: Killed. ", Host, None),
         ] {
             let record = found(text);
-            assert_eq!((record.memory, record.requested), (memory, requested), "{text}");
+            assert_eq!((record.memory, record.sizes.requested), (memory, requested), "{text}");
         }
     }
 
@@ -413,6 +423,6 @@ mod tests {
     fn the_last_message_decides() {
         let text = "CUDA out of memory. Tried to allocate 1.00 GiB.\nretrying\nDefaultCPUAllocator: not enough memory: you tried to allocate 64 bytes.";
         let record = found(text);
-        assert_eq!((record.memory, record.requested), (MemoryKind::Host, Some(64)));
+        assert_eq!((record.memory, record.sizes.requested), (MemoryKind::Host, Some(64)));
     }
 }

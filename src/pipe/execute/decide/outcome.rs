@@ -186,9 +186,9 @@ const CONTEXT_BYTES: u64 = 1 << 30;
 /// Whether other processes hold the requested memory: the run is below its limit, the card has too little free memory, and
 /// would have enough without them.
 fn is_crowded(record: &OomRecord, card: Option<&Card>) -> bool {
-    let (Some(requested), Some(free)) = (record.requested, record.card_free) else { return false };
-    let others = record.others.into_iter().chain(card.map(Card::used)).max().unwrap_or(0);
-    let allowed = match (record.total, record.reserved) {
+    let (Some(requested), Some(free)) = (record.sizes.requested, record.sizes.card_free) else { return false };
+    let others = record.sizes.others.into_iter().chain(card.map(Card::used)).max().unwrap_or(0);
+    let allowed = match (record.sizes.total, record.sizes.reserved) {
         (Some(total), Some(reserved)) => reserved.saturating_add(requested) <= total,
         _ => true,
     };
@@ -209,7 +209,7 @@ fn is_fragmented(record: &OomRecord) -> bool {
     if record.message.contains("reserved in total by PyTorch") {
         return false;
     }
-    match (record.reserved, record.allocated, record.requested) {
+    match (record.sizes.reserved, record.sizes.allocated, record.sizes.requested) {
         (Some(reserved), Some(allocated), Some(requested)) => reserved.saturating_sub(allocated) >= requested,
         _ => false,
     }
@@ -235,10 +235,10 @@ fn describe(memory: MemoryKind, record: &OomRecord, ranks: u32) -> String {
     if record.step > 0 || record.phase != Phase::Forward {
         text.push_str(&format!(" in {} of step {}", record.phase.name(), record.step));
     }
-    if let Some(requested) = record.requested {
+    if let Some(requested) = record.sizes.requested {
         text.push_str(&format!(": {} requested", human_bytes(requested)));
-        if let Some(total) = record.total {
-            let used = record.total.zip(record.free).map(|(total, free)| total.saturating_sub(free));
+        if let Some(total) = record.sizes.total {
+            let used = record.sizes.total.zip(record.sizes.free).map(|(total, free)| total.saturating_sub(free));
             let used = used.map_or(String::new(), |used| format!("{} of ", human_bytes(used)));
             text.push_str(&format!(" with {used}{} in use", human_bytes(total)));
         }
@@ -285,6 +285,8 @@ fn signal_of(code: i64) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use pipe_spec::event::OomSizes;
+
     use super::*;
     use crate::gpu::Holder;
 
@@ -296,9 +298,12 @@ mod tests {
         OomRecord {
             step: 3,
             batch: 8,
-            requested: Some(requested),
-            allocated: Some(allocated),
-            reserved: Some(reserved),
+            sizes: OomSizes {
+                requested: Some(requested),
+                allocated: Some(allocated),
+                reserved: Some(reserved),
+                ..OomSizes::default()
+            },
             ..OomRecord::new(MemoryKind::Device, phase)
         }
     }
@@ -394,12 +399,11 @@ mod tests {
 
     #[test]
     fn a_neighbour_is_told_from_a_card_that_is_too_small() {
-        let crowded = |reserved, requested, total, free, others| OomRecord {
-            total: Some(total),
-            card_total: Some(100),
-            card_free: Some(free),
-            others: Some(others),
-            ..record(Phase::Load, reserved, reserved, requested)
+        let crowded = |reserved, requested, total, free, others| {
+            let mut record = record(Phase::Load, reserved, reserved, requested);
+            (record.sizes.total, record.sizes.card_total) = (Some(total), Some(100));
+            (record.sizes.card_free, record.sizes.others) = (Some(free), Some(others));
+            record
         };
         let cases = [
             // Others hold half of the card.
@@ -478,7 +482,7 @@ mod tests {
     #[test]
     fn ends_of_commands() {
         let policy = OnOom { exit_codes: vec![42], ..OnOom::default() };
-        let record = OomRecord { requested: Some(2 << 30), ..OomRecord::new(MemoryKind::Device, Phase::Forward) };
+        let record = record(Phase::Forward, 0, 0, 2 << 30);
         let of = |ending: &Ending, record, stop_requested| {
             let (command, on_card) = (Some(&policy), true);
             diagnose(&Evidence { ending, record, card: None, tail: &[], command, on_card, ranks: 1, stop_requested })

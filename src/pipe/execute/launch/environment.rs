@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use pipe_spec::lock::{Commit, Cpu, LockedCard, LockedFile, Program};
+use pipe_spec::lock::{Commit, Cpu, LockedCard, LockedFile, LockedMachine, Program};
 use pipe_spec::text::human_bytes;
 use pipe_spec::{Device, Lock, RunFolder, variables};
 
@@ -63,16 +63,18 @@ pub async fn collect(
         model: Vec::new(),
         hub: Vec::new(),
         commit: read_commit(Path::new(".")),
-        libtorch: None,
-        device: match (template.placement.device, &card) {
-            (Device::Cpu, _) => Some("cpu".to_owned()),
-            (Device::Cuda, card) => card.as_ref().map(|card| card.name.clone()),
+        machine: LockedMachine {
+            libtorch: None,
+            device: match (template.placement.device, &card) {
+                (Device::Cpu, _) => Some("cpu".to_owned()),
+                (Device::Cuda, card) => card.as_ref().map(|card| card.name.clone()),
+            },
+            card,
+            cards: if cards.len() > 1 { cards.iter().map(locked).collect() } else { Vec::new() },
+            cpu: cpu(),
+            threads: template.threads(engine),
+            ranks: Some(template.placement.ranks),
         },
-        card,
-        cards: if cards.len() > 1 { cards.iter().map(locked).collect() } else { Vec::new() },
-        cpu: cpu(),
-        threads: template.threads(engine),
-        ranks: Some(template.placement.ranks),
     };
     with_inputs(lock, inputs, reporter, interrupts).await
 }

@@ -10,7 +10,7 @@ use pipe_spec::pipeline::Checkpoints;
 use serde::{Deserialize, Serialize};
 
 use crate::execute::decide::retry::Settings;
-use crate::system::glob::Pattern;
+use crate::system::files::Pattern;
 
 #[derive(Clone, Debug, Serialize)]
 #[serde(untagged)]

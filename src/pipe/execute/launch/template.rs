@@ -12,8 +12,8 @@ use pipe_spec::pipeline::{
 use pipe_spec::text::ByteSize;
 use pipe_spec::{Device, Job, Rank, RunFolder, TrainerSpec, Variables};
 
+use super::Placement;
 use super::job_spec::{self, CommandSpec, JobSpec};
-use super::placement::Placement;
 use super::workload::{Workload, workload};
 use crate::engine::{Engine, JobProgram, Launch, Mounts, Resources};
 use crate::error::Error;

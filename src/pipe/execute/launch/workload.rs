@@ -214,13 +214,14 @@ impl Workload for Training {
     }
 
     fn has_progressed(&self, attempt: &Attempt) -> bool {
-        attempt.last_step.is_some()
+        attempt.figures.last_step.is_some()
     }
 
     fn times_without_progress(&self, attempts: &[Attempt]) -> usize {
         let Some(last) = attempts.last() else { return 0 };
-        let again =
-            |attempt: &&Attempt| attempt.cause == Some(Cause::TimeLimit) && attempt.first_step == last.first_step;
+        let again = |attempt: &&Attempt| {
+            attempt.cause == Some(Cause::TimeLimit) && attempt.figures.first_step == last.figures.first_step
+        };
         attempts.iter().rev().take_while(again).count()
     }
 
@@ -358,7 +359,7 @@ impl Workload for Command {
 
     /// A command does not always say what it has done.
     fn has_progressed(&self, attempt: &Attempt) -> bool {
-        attempt.last_step.is_some() || attempt.seconds > LONG_ENOUGH
+        attempt.figures.last_step.is_some() || attempt.figures.seconds > LONG_ENOUGH
     }
 
     fn times_without_progress(&self, attempts: &[Attempt]) -> usize {

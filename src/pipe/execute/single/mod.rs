@@ -2,7 +2,6 @@
 //! from the state in the run folder.
 
 pub mod driver;
-mod first;
 mod job_log;
 mod start;
 mod watch;
@@ -27,8 +26,7 @@ use crate::gpu::Card;
 use crate::report::Reporter;
 use crate::run::{EventLog, Run, job_file};
 use crate::system::clock::now;
-use crate::system::files;
-use crate::system::files::write_json;
+use crate::system::files::{self, write_json};
 use crate::system::interrupt::Interrupts;
 use crate::track::{Listeners, Notice};
 
@@ -346,12 +344,12 @@ impl<'a> Supervisor<'a> {
         attempt.outcome = Some(diagnosis.outcome);
         attempt.cause = diagnosis.cause;
         attempt.reason = diagnosis.reason.clone();
-        attempt.seconds = (now() - attempt.began).max(0.0);
+        attempt.figures.seconds = (now() - attempt.began).max(0.0);
         attempt.exit_code = ending.and_then(|ending| ending.exit_code);
-        (attempt.container, attempt.log) = (None, None);
+        (attempt.job.container, attempt.job.log) = (None, None);
         // The kernel kills at the limit, so the limit was reached.
         if let Some(ending) = ending.filter(|ending| ending.oom_killed) {
-            attempt.peak_memory = attempt.peak_memory.max(ending.memory_limit);
+            attempt.figures.peak_memory = attempt.figures.peak_memory.max(ending.memory_limit);
         }
         let attempt = attempt.clone();
         write_json(&self.run.folder.attempt(attempt.number).outcome(), &attempt)?;
@@ -423,8 +421,8 @@ impl<'a> Supervisor<'a> {
 
 /// Bytes that an attempt could have held: what it was allowed, as far as others left it.
 fn available(record: &OomRecord) -> Option<u64> {
-    let left = record.reserved.zip(record.card_free).map(|(reserved, free)| reserved + free);
-    [record.total, left].into_iter().flatten().min()
+    let left = record.sizes.reserved.zip(record.sizes.card_free).map(|(reserved, free)| reserved + free);
+    [record.sizes.total, left].into_iter().flatten().min()
 }
 
 pub fn warn(reporter: &Reporter, reasons: Vec<String>) {

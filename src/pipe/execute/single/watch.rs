@@ -59,7 +59,7 @@ impl Supervisor<'_> {
     ) -> Result<Watched, Error> {
         let mut job_events = JobEvents::open(&self.attempt_folder());
         if let Some(attempt) = self.run.state.last_attempt_mut() {
-            attempt.container = Some(job.id.clone());
+            attempt.job.container = Some(job.id.clone());
         }
         let mut watched = self.run.set_doing(self.workload().activity());
         // A trainer says itself when it has begun.
@@ -127,7 +127,7 @@ impl Supervisor<'_> {
     fn save_progress(&mut self, log: &JobLog) -> Result<(), Error> {
         log.sync()?;
         if let Some(attempt) = self.run.state.last_attempt_mut() {
-            attempt.log = Some(log.position());
+            attempt.job.log = Some(log.position());
         }
         self.run.save()?;
         release(self.attempt_folder().job().path(), log.position().output);
@@ -403,7 +403,7 @@ impl Supervisor<'_> {
             }
             EventKind::Rehearsed(rehearsed) => {
                 if let Some(attempt) = state.last_attempt_mut() {
-                    attempt.peak_memory = attempt.peak_memory.max(Some(rehearsed.peak));
+                    attempt.figures.peak_memory = attempt.figures.peak_memory.max(Some(rehearsed.peak));
                 }
                 self.points.push(Point { batch: rehearsed.batch, peak: rehearsed.peak });
             }
@@ -412,32 +412,32 @@ impl Supervisor<'_> {
             }
             EventKind::Step(step) => {
                 if let Some(attempt) = state.last_attempt_mut() {
-                    attempt.first_step.get_or_insert(step.step);
-                    attempt.first_loss.get_or_insert(step.loss);
-                    attempt.last_step = Some(step.step);
-                    attempt.last_loss = Some(step.loss);
-                    attempt.peak_memory = attempt.peak_memory.max(Some(step.peak));
+                    attempt.figures.first_step.get_or_insert(step.step);
+                    attempt.figures.first_loss.get_or_insert(step.loss);
+                    attempt.figures.last_step = Some(step.step);
+                    attempt.figures.last_loss = Some(step.loss);
+                    attempt.figures.peak_memory = attempt.figures.peak_memory.max(Some(step.peak));
                 }
             }
             EventKind::Metrics(metrics) => {
                 metrics.steps.into_iter().for_each(|steps| state.set_steps(steps));
                 if let Some((attempt, peak)) = state.last_attempt_mut().zip(metrics.peak_memory()) {
-                    attempt.peak_memory = attempt.peak_memory.max(Some(peak));
+                    attempt.figures.peak_memory = attempt.figures.peak_memory.max(Some(peak));
                     self.points.retain(|point| point.batch != attempt.batch || point.peak > peak);
                     self.points.push(Point { batch: attempt.batch, peak });
                 }
                 if let Some(attempt) = state.last_attempt_mut() {
-                    attempt.first_step.get_or_insert(metrics.step);
-                    attempt.last_step = attempt.last_step.max(Some(metrics.step));
+                    attempt.figures.first_step.get_or_insert(metrics.step);
+                    attempt.figures.last_step = attempt.figures.last_step.max(Some(metrics.step));
                     if let Some(loss) = metrics.loss() {
-                        attempt.first_loss.get_or_insert(loss);
-                        attempt.last_loss = Some(loss);
+                        attempt.figures.first_loss.get_or_insert(loss);
+                        attempt.figures.last_loss = Some(loss);
                     }
                 }
             }
             EventKind::Oom(record) => {
                 if let Some(attempt) = state.last_attempt_mut() {
-                    attempt.peak_memory = attempt.peak_memory.max(record.peak);
+                    attempt.figures.peak_memory = attempt.figures.peak_memory.max(record.sizes.peak);
                 }
                 self.oom = Some(record.clone());
             }

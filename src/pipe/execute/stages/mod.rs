@@ -415,7 +415,8 @@ impl<'a> StagesDriver<'a> {
         let stage = &self.parsed.graph.stages[index];
         let folder = run::folder_of(&run::child_id(&self.run.state.id, &stage.name));
         let found = Listed::read(folder.path());
-        let seconds = found.as_ref().map(|found| found.state.attempts().iter().map(|attempt| attempt.seconds).sum());
+        let seconds =
+            found.as_ref().map(|found| found.state.attempts().iter().map(|attempt| attempt.figures.seconds).sum());
         let (status, error, code) = match found {
             None => (StageStatus::Failed, Some("its run folder is gone".to_owned()), None),
             Some(found) => match found.state.status {

@@ -7,7 +7,7 @@ use pipe_spec::run::{StageState, StageStatus};
 use serde_json::json;
 
 use crate::error::Error;
-use crate::execute::children::watcher::Watcher;
+use crate::execute::children::Watcher;
 use crate::execute::single::LAST_LINES;
 use crate::report::{ChildLine, Reporter, duration, print_json_line};
 use crate::run::{self, Listed};

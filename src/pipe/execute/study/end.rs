@@ -5,16 +5,15 @@ use pipe_spec::study::Keep;
 use pipe_spec::{Cause, Outcome, PipeExit, RunFolder, RunState, Status};
 use serde_json::{Value, json};
 
-use super::curve::{self, Curves};
 use super::propose::{self, Refused};
-use super::{Live, MAX_FAILURES, StudyDriver, feasibility, trial};
+use super::trial::{self, Curves};
+use super::{Live, MAX_FAILURES, StudyDriver, feasibility};
 use crate::engine::registry;
 use crate::error::Error;
 use crate::execute::children;
 use crate::run::{self, Listed};
 use crate::system::clock::now;
-use crate::system::files;
-use crate::system::files::Space;
+use crate::system::files::{self, Space};
 use crate::system::interrupt::StopRequest;
 
 /// How far above 0 a constraint is where a trial ran out of memory and nobody knows by how much.
@@ -105,7 +104,7 @@ impl StudyDriver<'_> {
     /// Whether a trial that is stopped was so when this process began: it was stopped with the study, and goes on with it.
     fn was_stopped_before(&self, run: &RunState) -> bool {
         let began = now() - self.clock.began.elapsed().as_secs_f64();
-        let ended = run.attempts().last().map_or(run.created, |attempt| attempt.began + attempt.seconds);
+        let ended = run.attempts().last().map_or(run.created, |attempt| attempt.began + attempt.figures.seconds);
         ended < began
     }
 
@@ -174,10 +173,10 @@ impl StudyDriver<'_> {
     fn end_trial(&mut self, number: u64, run: &RunState) -> Result<(), Error> {
         let mut attrs = vec![
             (trial::RUN, json!(run.id)),
-            (trial::SECONDS, json!(run.attempts().iter().map(|attempt| attempt.seconds).sum::<f64>())),
+            (trial::SECONDS, json!(run.attempts().iter().map(|attempt| attempt.figures.seconds).sum::<f64>())),
             (trial::ATTEMPTS, json!(run.attempts().len())),
         ];
-        attrs.extend(curve::peak(run).map(|bytes| (trial::PEAK_MEMORY, json!(bytes))));
+        attrs.extend(trial::peak(run).map(|bytes| (trial::PEAK_MEMORY, json!(bytes))));
         let live = self.running.get(&number);
         attrs.extend(live.and_then(|live| live.curves.capacity).map(|bytes| (trial::CAPACITY, json!(bytes))));
         let values = live.map_or_else(|| Err(String::new()), |live| live.curves.values(run));

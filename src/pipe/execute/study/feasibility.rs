@@ -9,8 +9,8 @@ use serde_json::{Map, Value};
 
 use crate::engine::Engine;
 use crate::error::Error;
-use crate::execute::launch::placement::Placement;
-use crate::fit::forecast::{CONTEXT, Forecast, Forecaster, Target};
+use crate::execute::launch::Placement;
+use crate::fit::{CONTEXT, Forecast, Forecaster, Target};
 
 /// The memory forecast of a trial, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -1,38 +1,34 @@
 //! Runs a study: trials, each in a run of its own in the background, until the budget is spent. What is known not to fit is never
 //! begun, and nothing that happens to a trial ends the study.
 
-mod curve;
 mod end;
 mod feasibility;
 mod propose;
 pub mod trial;
 mod view;
-mod watch;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use curve::Curves;
 use feasibility::Trainings;
 use pipe_search::{Direction, Journal, Space, Trial, TrialState, importances};
 use pipe_spec::study::{OomPolicy, Study};
 use pipe_spec::{RunFolder, Status, Variables};
 use serde_json::{Map, Value};
+use trial::Curves;
 
 use super::children;
 use crate::engine::{Engine, registry};
 use crate::error::Error;
 use crate::report::Reporter;
 use crate::run::{self, Owner, Run};
-use crate::system::files;
-use crate::system::files::write_whole;
+use crate::system::files::{self, write_whole};
 use crate::system::interrupt::{Interrupts, StopRequest};
 
 pub use propose::{directions, space};
-pub use view::{StudyView, trial_json};
-pub use watch::StudyWatcher;
+pub use view::{StudyView, StudyWatcher, trial_json};
 
 /// How often the runs of the trials are looked at.
 const POLL_INTERVAL: Duration = Duration::from_millis(150);

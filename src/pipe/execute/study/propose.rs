@@ -9,9 +9,9 @@ use pipe_spec::pipeline::{Arch, Gpus, Pipeline};
 use pipe_spec::study::{self, Goal, Objective, OomPolicy, PruneKind, SamplerKind, Study};
 use serde_json::{Map, Value, json};
 
-use super::curve::Curves;
 use super::feasibility::{self, MemoryForecast, Trainings};
-use super::{Live, StudyDriver, refuses, trial};
+use super::trial::{self, Curves};
+use super::{Live, StudyDriver, refuses};
 use crate::error::Error;
 use crate::execute::children;
 use crate::execute::launch::template;

@@ -93,7 +93,7 @@ impl LedgerSession {
             EventKind::Started(started) => {
                 self.observed.gpu = Some(started.device.clone());
                 self.observed.driver = started.driver.clone().unwrap_or_default();
-                self.observed.capacity = started.capacity;
+                self.observed.capacity = started.memory.capacity;
                 self.observed.longest = started.longest.clone();
             }
             EventKind::Measured(measured) => self.observed.measured.push(measured.clone()),
@@ -145,14 +145,14 @@ impl LedgerSession {
             facts.push(fact(attempt.batch, false, None));
         } else if attempt.outcome != Some(Outcome::Oom) && observed.rehearsed {
             // Without the longest samples a peak says little of what is to come.
-            let mut held = fact(attempt.batch, true, attempt.peak_memory);
+            let mut held = fact(attempt.batch, true, attempt.figures.peak_memory);
             held.sample_ms = observed.times.sample_ms(effective);
             let found = observed.fitted.filter(|fitted| fitted.batch == attempt.batch);
             held.largest = found.is_some();
             held.capped = found.is_some_and(|fitted| fitted.is_whole_step());
             facts.push(held);
         } else if job.is_command && attempt.outcome == Some(Outcome::Finished) {
-            facts.push(fact(attempt.batch, true, attempt.peak_memory));
+            facts.push(fact(attempt.batch, true, attempt.figures.peak_memory));
         }
         self.ledger.record(&self.data, longest, &self.key(job, longest, gpu, &observed.driver), facts)
     }
@@ -164,7 +164,7 @@ fn is_too_large(device: Device, attempt: &Attempt, record: Option<&OomRecord>) -
     let passes = record.is_none_or(|record| matches!(record.phase, Phase::Forward | Phase::Backward));
     match attempt.cause {
         Some(Cause::Capacity) => passes,
-        Some(Cause::HostMemory) => device == Device::Cpu && passes && attempt.last_step.is_none(),
+        Some(Cause::HostMemory) => device == Device::Cpu && passes && attempt.figures.last_step.is_none(),
         _ => false,
     }
 }

@@ -9,8 +9,7 @@ use pipe_spec::text::human_bytes;
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 
 use super::entry::{Cache, EntryGuard};
-use super::source::Source;
-use super::tokenizer::TrainedTokenizer;
+use super::source::{Source, TrainedTokenizer};
 use crate::error::Error;
 use crate::input::{Input, Inputs};
 use crate::report::Reporter;

@@ -6,15 +6,26 @@
 //!   snapshots/<commit>/config.json   a link to a blob
 //! .locks/models--owner--name/<hash>.lock   held (flock) by the process that fetches this content
 //! ```
+//!
+//! The files of a repository at one commit, as the hub lists them. A commit never changes, so its list is kept.
+//!
+//! The hash by which the hub names the content of a file.
 
+use std::fmt::Write;
 use std::fs::{File, TryLockError};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::address::{Address, is_commit};
-use super::listing::ContentHash;
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
+use serde::{Deserialize, Serialize};
+use sha1::Sha1;
+use sha2::{Digest, Sha256};
+
+use super::address::{Address, is_commit, is_hex, is_inside};
+use super::client::{Client, Failure, failure};
 use crate::error::Error;
+use crate::system::digests::cache_folder;
 use crate::system::files::write_whole;
 
 /// How often to try a lock that another process holds.
@@ -125,6 +136,202 @@ pub fn cannot_write(path: &Path, source: std::io::Error) -> Error {
     Error::HubCache { path: path.to_owned(), source }
 }
 
+/// The characters that are escaped in a path of a repository.
+const ESCAPED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'/').remove(b'-').remove(b'_').remove(b'.').remove(b'~');
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Listing {
+    #[serde(rename = "sha")]
+    pub commit: String,
+    siblings: Vec<Sibling>,
+}
+
+/// As the hub writes it. Size and hashes come with `?blobs=true`, where the hub knows that question.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+struct Sibling {
+    rfilename: String,
+    size: Option<u64>,
+    #[serde(rename = "blobId")]
+    blob_id: Option<String>,
+    lfs: Option<Lfs>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+struct Lfs {
+    sha256: Option<String>,
+    /// The same, as other answers of the hub call it.
+    oid: Option<String>,
+    size: Option<u64>,
+}
+
+/// A file with all that is needed to fetch and check it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RemoteFile {
+    pub name: String,
+    pub size: u64,
+    pub hash: ContentHash,
+}
+
+impl Listing {
+    /// Asks the hub for the files at `revision`.
+    pub fn ask(client: &Client, address: &Address, revision: &str) -> Result<Self, Failure> {
+        let path = format!("api/{}?blobs=true", address.api_path(revision));
+        let body = client.text(&path).map_err(|error| failure(error, client, address, None))?;
+        let unusable = || Error::Hub { host: client.host(), reason: format!("its list of {address} cannot be read") };
+        let mut listing: Self = serde_json::from_slice(&body).map_err(|_| unusable())?;
+        if !is_commit(&listing.commit) {
+            return Err(unusable().into());
+        }
+        // A name from the hub becomes a path on this machine.
+        listing.siblings.retain(|sibling| is_inside(&sibling.rfilename));
+        listing.keep(address);
+        Ok(listing)
+    }
+
+    /// The cached list.
+    pub fn kept(address: &Address, commit: &str) -> Option<Self> {
+        let listing: Self = serde_json::from_slice(&std::fs::read(listing_path(address, commit)?).ok()?).ok()?;
+        (listing.commit == commit).then_some(listing)
+    }
+
+    /// Caches the list. A failure is no error: the next run requests it again.
+    fn keep(&self, address: &Address) {
+        let Some(path) = listing_path(address, &self.commit) else { return };
+        let kept = path.parent().is_some_and(|folder| std::fs::create_dir_all(folder).is_ok())
+            && serde_json::to_vec(self).is_ok_and(|bytes| write_whole(&path, &bytes).is_ok());
+        if !kept {
+            tracing::debug!("cannot keep the list of {address} in {}", path.display());
+        }
+    }
+
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.siblings.iter().map(|sibling| sibling.rfilename.as_str())
+    }
+
+    pub fn has(&self, name: &str) -> bool {
+        self.names().any(|listed| listed == name)
+    }
+
+    /// Size and hash of a file: from the list, or where that has none by a question for this file.
+    pub fn file(&self, client: &Client, address: &Address, name: &str) -> Result<RemoteFile, Failure> {
+        let sibling = self.siblings.iter().find(|sibling| sibling.rfilename == name);
+        if let Some(file) = sibling.and_then(Sibling::file) {
+            return Ok(file);
+        }
+        let path = resolve_path(address, &self.commit, name);
+        let headers = client.head(&path).map_err(|error| failure(error, client, address, Some(name)))?;
+        let header = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
+        let size = header("x-linked-size").or_else(|| header("content-length")).and_then(|size| size.parse().ok());
+        let hash = header("x-linked-etag").or_else(|| header("etag")).and_then(ContentHash::parse);
+        match (size, hash) {
+            (Some(size), Some(hash)) => Ok(RemoteFile { name: name.to_owned(), size, hash }),
+            _ => {
+                let reason =
+                    format!("it tells no size and hash of {name} of {address}, so that it could not be checked");
+                Err(Error::Hub { host: client.host(), reason }.into())
+            }
+        }
+    }
+}
+
+impl Sibling {
+    fn file(&self) -> Option<RemoteFile> {
+        let lfs = self.lfs.as_ref();
+        let hash = match lfs {
+            Some(lfs) => lfs.sha256.as_deref().or(lfs.oid.as_deref()),
+            None => self.blob_id.as_deref(),
+        };
+        let size = lfs.and_then(|lfs| lfs.size).or(self.size)?;
+        Some(RemoteFile { name: self.rfilename.clone(), size, hash: ContentHash::parse(hash?)? })
+    }
+}
+
+/// Where a file is fetched from, below the endpoint.
+pub fn resolve_path(address: &Address, commit: &str, name: &str) -> String {
+    format!("{}/resolve/{commit}/{}", address.name(), utf8_percent_encode(name, ESCAPED))
+}
+
+fn listing_path(address: &Address, commit: &str) -> Option<PathBuf> {
+    Some(cache_folder()?.join("hub").join(address.folder_name()).join(format!("{commit}.json")))
+}
+
+/// The hub's name for a content, and that of its file in the cache.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ContentHash(String);
+
+impl ContentHash {
+    /// Reads an ETag, `blobId` or `lfs.sha256`: 64 hexadecimal digits are SHA-256 (large files, Git LFS), 40 are SHA-1 as
+    /// git computes it (all others). Nothing for any other text, which could not be checked.
+    pub fn parse(text: &str) -> Option<Self> {
+        let text = text.trim().trim_start_matches("W/").trim_matches('"');
+        (matches!(text.len(), 40 | 64) && is_hex(text)).then(|| Self(text.to_owned()))
+    }
+
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// Computes the same kind of hash, of a content of `size` bytes.
+    pub fn hasher(&self, size: u64) -> Hasher {
+        match self.0.len() {
+            64 => Hasher::Sha256(Sha256::new()),
+            _ => Hasher::Git(Sha1::new_with_prefix(format!("blob {size}\0"))),
+        }
+    }
+}
+
+pub enum Hasher {
+    Sha256(Sha256),
+    Git(Sha1),
+}
+
+impl Hasher {
+    pub fn update(&mut self, bytes: &[u8]) {
+        match self {
+            Self::Sha256(hasher) => hasher.update(bytes),
+            Self::Git(hasher) => hasher.update(bytes),
+        }
+    }
+
+    pub fn finish(self) -> ContentHash {
+        let bytes = match self {
+            Self::Sha256(hasher) => hasher.finalize().to_vec(),
+            Self::Git(hasher) => hasher.finalize().to_vec(),
+        };
+        ContentHash(bytes.iter().fold(String::new(), |mut text, byte| {
+            write!(text, "{byte:02x}").expect("a String takes all that is written");
+            text
+        }))
+    }
+}
+
+#[cfg(test)]
+mod content_tests {
+    use super::*;
+
+    #[test]
+    fn hashes_are_those_of_git_and_lfs() {
+        // `printf hello | git hash-object --stdin` and `printf hello | sha256sum`.
+        for hash in [
+            "b6fc4c620b67d95f953a5c1c1230aaab5db5a1b0",
+            "2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824",
+        ] {
+            let want = ContentHash::parse(&format!("W/\"{hash}\"")).unwrap();
+            let mut hasher = want.hasher(5);
+            hasher.update(b"hel");
+            hasher.update(b"lo");
+            assert_eq!(hasher.finish(), want);
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_checked_is_no_hash() {
+        for text in ["", "\"abc\"", "../../x", &"g".repeat(40), &"A".repeat(64)] {
+            assert_eq!(ContentHash::parse(text), None, "{text}");
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -183,5 +390,30 @@ mod tests {
             drop(held);
             waiting.join().unwrap();
         });
+    }
+
+    #[test]
+    fn sizes_and_hashes_of_both_kinds_of_files() {
+        let (sha1, sha256) = ("b".repeat(40), "c".repeat(64));
+        let listing: Listing = serde_json::from_value(serde_json::json!({
+            "sha": "a".repeat(40), "id": "o/n", "gated": false,
+            "siblings": [
+                { "rfilename": "config.json", "size": 7, "blobId": sha1 },
+                { "rfilename": "model.safetensors", "size": 9, "blobId": sha1,
+                  "lfs": { "sha256": sha256, "size": 9, "pointerSize": 1 } },
+                { "rfilename": "README.md" },
+            ]
+        }))
+        .unwrap();
+        let found: Vec<_> = listing.siblings.iter().map(|one| one.file().map(|file| (file.size, file.hash))).collect();
+        let hash = |text: &str| ContentHash::parse(text).unwrap();
+        assert_eq!(found, [Some((7, hash(&sha1))), Some((9, hash(&sha256))), None]);
+        assert!(listing.has("README.md") && !listing.has("readme.md"));
+    }
+
+    #[test]
+    fn names_are_escaped_in_addresses() {
+        let address = Address::of_model("o/n").unwrap();
+        assert_eq!(resolve_path(&address, "c", "a b/ü?.json"), "o/n/resolve/c/a%20b/%C3%BC%3F.json");
     }
 }

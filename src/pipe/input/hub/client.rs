@@ -11,8 +11,7 @@ use ureq::http::{HeaderMap, Method, Request, Response, Uri};
 use ureq::tls::TlsConfig;
 use ureq::{Agent, Body};
 
-use super::address::Address;
-use super::settings::{Settings, Token};
+use super::address::{Address, Settings, Token};
 use crate::error::Error;
 use crate::system::http;
 

@@ -10,26 +10,23 @@
 mod address;
 mod cache;
 mod client;
-mod listing;
-mod settings;
 mod transfer;
 
 use std::cell::OnceCell;
 use std::path::{Path, PathBuf};
 
-use cache::Cache;
+use address::Settings;
+use cache::{Cache, Listing};
 use client::Client;
-use listing::Listing;
 use pipe_spec::Variables;
 use pipe_spec::lock::LockedRepository;
 use pipe_spec::model_folder::{CONFIG, OPTIONAL, tokenizer_set};
 use pipe_spec::pipeline::Arch;
-use settings::Settings;
 
 use crate::error::Error;
 use crate::report::FetchProgress;
 use crate::system::digests::Weights;
-use crate::system::glob::Pattern;
+use crate::system::files::Pattern;
 
 pub use address::{Address, DataAddress};
 pub use client::Failure;

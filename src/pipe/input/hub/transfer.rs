@@ -9,9 +9,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use super::cache::{Cache, cannot_write, make_parent};
+use super::cache::{Cache, ContentHash, Hasher, Listing, RemoteFile, cannot_write, make_parent, resolve_path};
 use super::client::{Client, Failure, RequestError, Retries, failure, no_space};
-use super::listing::{ContentHash, Hasher, Listing, RemoteFile, resolve_path};
 use super::{Address, Hub};
 use crate::error::Error;
 use crate::report::FetchProgress;

@@ -131,9 +131,8 @@ mod tests {
     use pipe_spec::pipeline::LossUnit;
 
     use super::*;
-    use crate::report::compare::AttemptResult;
     use crate::report::compare::curves::{Curves, Gap};
-    use crate::report::compare::{Files, Results};
+    use crate::report::compare::{AttemptResult, Files, Results};
     use crate::run::lock::Difference;
 
     fn results(batch: u32, steps: u64) -> Results {

@@ -290,8 +290,8 @@ fn attempt_lines(run: &Record, style: Option<usize>) -> Vec<AttemptLine> {
     let mut begins: BTreeMap<u32, u64> = BTreeMap::new();
     let mut done = 0;
     for attempt in run.state.iter().flat_map(|state| state.attempts()) {
-        begins.insert(attempt.number, attempt.first_step.map_or(done, |step| step.saturating_sub(1)));
-        done = attempt.last_step.unwrap_or(done);
+        begins.insert(attempt.number, attempt.figures.first_step.map_or(done, |step| step.saturating_sub(1)));
+        done = attempt.figures.last_step.unwrap_or(done);
     }
     for (number, started) in &run.history.started {
         begins.insert(*number, started.resumed_from.unwrap_or(0));

@@ -9,7 +9,7 @@ use pipe_spec::text::{ByteSize, human_bytes};
 
 use super::markup::{escape, table};
 use crate::engine::registry;
-use crate::fit::forecast::{Forecast, Forecaster};
+use crate::fit::{Forecast, Forecaster};
 use crate::run::Record;
 
 /// The section; nothing where no prediction can be made. On the CPU none is: what `pipe plan` predicts is tensors on a card,

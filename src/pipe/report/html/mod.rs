@@ -1,10 +1,11 @@
 //! `report.html`: a run, several runs or a study on one page that loads nothing: no script, curves as inline SVG. Pure: a
 //! record of a run's folder comes in, a page goes out.
+//!
+//! Several runs on one page: their curves, the settings that differ, their results.
 
 mod axis;
 mod chart;
 mod classes;
-mod compare;
 mod curve;
 mod examples;
 mod figures;
@@ -14,9 +15,15 @@ pub mod run;
 mod stages;
 mod study;
 
-use markup::escape;
-use pipe_spec::Variables;
+use std::collections::BTreeMap;
+use std::fmt::Write;
 
+use curve::{Chart, RUNNING_MEAN_NOTE, style};
+use markup::{escape, table};
+use pipe_spec::Variables;
+use run::{attempts_table, missing, results};
+
+use crate::report::compare::flat_settings;
 use crate::run::Record;
 
 pub use study::StudyPage;
@@ -30,7 +37,7 @@ const STYLE: &str = include_str!("page.css");
 pub fn page(runs: &[Record], variables: &Variables) -> String {
     let (title, body) = match runs {
         [run] => (run.id.clone(), one(run, variables)),
-        _ => (format!("{} runs compared", runs.len()), compare::body(runs)),
+        _ => (format!("{} runs compared", runs.len()), body(runs)),
     };
     whole(&title, &body)
 }
@@ -72,4 +79,91 @@ fn one(run: &Record, variables: &Variables) -> String {
         run::files(run),
     ]
     .concat()
+}
+
+pub fn body(runs: &[Record]) -> String {
+    let mut html = format!("<header><p class=\"kind\">pipe</p><h1>{} runs compared</h1></header>\n", runs.len());
+    html.push_str(&legend(runs));
+    let of_commands = figures::of_commands(runs);
+    let charts = figures::of_all(runs);
+    let charts: String = charts.iter().chain(of_commands.iter().map(|(chart, _)| chart)).map(Chart::svg).collect();
+    writeln!(
+        html,
+        "<section id=\"curves\"><h2>Curves</h2><p class=\"note\">Circles: eval &middot; dotted, in the colour of a run that \
+         was retried: start of its attempts, with their numbers &middot; {RUNNING_MEAN_NOTE}</p>\
+         <div class=\"figures\">{charts}</div></section>"
+    )
+    .ok();
+    html.push_str(&figures::metrics(runs));
+    html.push_str(&outcome(runs));
+    html.push_str(&settings(runs));
+    for run in runs {
+        let table = run.state.as_ref().map_or(String::new(), attempts_table);
+        let (id, missing) = (escape(&run.id), missing(run));
+        writeln!(html, "<details><summary>Attempts of {id}</summary>{table}</details>{missing}").ok();
+    }
+    html
+}
+
+fn legend(runs: &[Record]) -> String {
+    let key = |(index, run): (usize, &Record)| {
+        let line = "<svg viewBox=\"0 0 44 10\" aria-hidden=\"true\"><polyline points=\"1,5 43,5\"/></svg>";
+        format!("<li class=\"curve {}\">{line}<span>{}</span></li>", style(index), escape(&run.id))
+    };
+    let keys: String = runs.iter().enumerate().map(key).collect();
+    format!("<ul class=\"legend\">{keys}</ul>\n")
+}
+
+fn head(runs: &[Record]) -> Vec<&str> {
+    std::iter::once("").chain(runs.iter().map(|run| run.id.as_str())).collect()
+}
+
+fn outcome(runs: &[Record]) -> String {
+    let results: Vec<Vec<(String, String)>> = runs.iter().map(result_rows).collect();
+    let mut names: Vec<&String> = Vec::new();
+    for (name, _) in results.iter().flatten() {
+        if !names.contains(&name) {
+            names.push(name);
+        }
+    }
+    let rows: Vec<Vec<String>> = names
+        .into_iter()
+        .map(|name| {
+            let value = |results: &Vec<(String, String)>| {
+                results.iter().find(|result| result.0 == *name).map_or("-".to_owned(), |result| escape(&result.1))
+            };
+            std::iter::once(escape(name)).chain(results.iter().map(value)).collect()
+        })
+        .collect();
+    format!("<section id=\"results\"><h2>Results</h2>{}</section>\n", table(&head(runs), &rows))
+}
+
+fn result_rows(run: &Record) -> Vec<(String, String)> {
+    let status = run.state.as_ref().map_or("unknown", |state| state.status.name());
+    let device = run.history.started.last().map(|(_, started)| ("device".to_owned(), started.device.clone()));
+    std::iter::once(("status".to_owned(), status.to_owned())).chain(device).chain(results(run)).collect()
+}
+
+fn settings(runs: &[Record]) -> String {
+    let all: Vec<Option<BTreeMap<String, String>>> =
+        runs.iter().map(|run| flat_settings(run.resolved.as_deref()?)).collect();
+    let mut keys: Vec<&String> = all.iter().flatten().flat_map(BTreeMap::keys).collect();
+    keys.sort();
+    keys.dedup();
+    let known: Vec<&BTreeMap<String, String>> = all.iter().flatten().collect();
+    keys.retain(|key| known.iter().any(|settings| settings.get(*key) != known[0].get(*key)));
+    let row = |key: &String| {
+        let value = |settings: &Option<BTreeMap<String, String>>| match settings {
+            None => "?".to_owned(),
+            Some(settings) => settings.get(key).map_or("-".to_owned(), |value| escape(value)),
+        };
+        std::iter::once(format!("<code>{}</code>", escape(key))).chain(all.iter().map(value)).collect()
+    };
+    let rows: Vec<Vec<String>> = keys.into_iter().map(row).collect();
+    let content = match (rows.is_empty(), known.len() == runs.len()) {
+        (false, _) => table(&head(runs), &rows),
+        (true, true) => "<p class=\"none\">None: these runs have the same settings.</p>".to_owned(),
+        (true, false) => "<p class=\"none\">Not known: there is no resolved.yaml that can be read.</p>".to_owned(),
+    };
+    format!("<section id=\"settings\"><h2>Settings that differ</h2>{content}</section>\n")
 }

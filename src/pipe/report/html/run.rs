@@ -224,7 +224,9 @@ pub fn machine(run: &Record) -> String {
     let mut facts: Vec<(String, String)> = Vec::new();
     if let Some((_, started)) = run.history.started.last() {
         facts.push(("device".to_owned(), started.device.clone()));
-        facts.extend(started.capacity.map(|bytes| ("memory that the run may use".to_owned(), human_bytes(bytes))));
+        facts.extend(
+            started.memory.capacity.map(|bytes| ("memory that the run may use".to_owned(), human_bytes(bytes))),
+        );
         facts.push(("parameters".to_owned(), grouped(started.params)));
     }
     let batch = run.state.as_ref().map(|state| state.effective_batch()).filter(|batch| *batch > 0);
@@ -288,8 +290,8 @@ fn attempt_row(attempts: &[Attempt], index: usize) -> Vec<String> {
         known(attempt.action.as_deref().map(escape).map(|action| prose(&action))),
         changes,
         attempt_steps(attempt),
-        known(attempt.peak_memory.map(human_bytes)),
-        duration(attempt.seconds),
+        known(attempt.figures.peak_memory.map(human_bytes)),
+        duration(attempt.figures.seconds),
         known(lost_before(attempts, index).map(duration)),
     ]
 }
@@ -298,7 +300,7 @@ fn attempt_row(attempts: &[Attempt], index: usize) -> Vec<String> {
 fn lost_before(attempts: &[Attempt], index: usize) -> Option<f64> {
     let (before, this) = (attempts.get(index.checked_sub(1)?)?, attempts.get(index)?);
     let known = before.began > 0.0 && this.began > 0.0;
-    known.then(|| (this.began - before.began - before.seconds).max(0.0))
+    known.then(|| (this.began - before.began - before.figures.seconds).max(0.0))
 }
 
 /// The cost of the retries, in a sentence.
@@ -307,7 +309,7 @@ fn cost(state: &RunState) -> String {
     if failed.is_empty() {
         return String::new();
     }
-    let spent: f64 = failed.iter().map(|attempt| attempt.seconds).sum();
+    let spent: f64 = failed.iter().map(|attempt| attempt.figures.seconds).sum();
     let between: Vec<f64> =
         (1..state.attempts().len()).filter_map(|index| lost_before(state.attempts(), index)).collect();
     let between = if between.is_empty() {
@@ -315,7 +317,7 @@ fn cost(state: &RunState) -> String {
     } else {
         format!(", with {} between attempts", duration(between.iter().sum()))
     };
-    let kept = failed.iter().filter_map(|attempt| attempt.last_step).max();
+    let kept = failed.iter().filter_map(|attempt| attempt.figures.last_step).max();
     let kept = kept.map_or("no step".to_owned(), |step| format!("the steps up to {step}"));
     format!(
         "<p>{} before the last took {} and did {kept}{between}.</p>",
@@ -374,7 +376,7 @@ mod tests {
     #[test]
     fn time_between_attempts() {
         let mut attempts = [Attempt::new(1, 8, 1), Attempt::new(2, 4, 2), Attempt::new(3, 2, 4)];
-        (attempts[0].began, attempts[0].seconds) = (100.0, 10.0);
+        (attempts[0].began, attempts[0].figures.seconds) = (100.0, 10.0);
         attempts[1].began = 112.5;
         assert_eq!(lost_before(&attempts, 0), None);
         assert_eq!(lost_before(&attempts, 1), Some(2.5));

@@ -219,7 +219,7 @@ impl Painter {
     fn memory(&self, training: &Training) -> Option<String> {
         let step = training.last.as_ref()?;
         let (peak, parts) = (step.peak, parts(step));
-        let Some(capacity) = training.started.capacity.filter(|capacity| *capacity > 0) else {
+        let Some(capacity) = training.started.memory.capacity.filter(|capacity| *capacity > 0) else {
             return Some(self.named("memory", &format!("peak {}{parts}", human_bytes(peak))));
         };
         let share = share(peak, capacity);
@@ -278,7 +278,7 @@ fn silence(training: &Training) -> Option<Duration> {
 
 #[cfg(test)]
 mod tests {
-    use pipe_spec::event::{Checkpoint, Eval, Event, RankUse, Started};
+    use pipe_spec::event::{Checkpoint, Eval, Event, RankUse, Started, StartedMemory};
     use pipe_spec::{Attempt, EventKind, Outcome};
 
     use super::*;
@@ -303,7 +303,7 @@ mod tests {
         view.begin(&attempt, 7, "batch 32 x accum 4".to_owned(), Some(&before));
         let started = Started {
             device: "a card".to_owned(),
-            capacity: Some(16 << 30),
+            memory: StartedMemory { capacity: Some(16 << 30), ..StartedMemory::default() },
             params: 1,
             batch: 32,
             accum: 4,

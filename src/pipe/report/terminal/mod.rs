@@ -4,8 +4,6 @@
 mod bars;
 mod block;
 mod pace;
-mod screen;
-mod sentence;
 mod view;
 
 use std::fs::File;
@@ -14,13 +12,12 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use bars::{DataProgress, ImageProgress, PredictProgress};
+use bars::{DataProgress, ImageProgress, PredictProgress, Screen, lock};
 use pace::line_interval;
 use pipe_spec::event::RecordedEvent;
 use pipe_spec::pipeline::LossUnit;
 use pipe_spec::text::human_bytes;
 use pipe_spec::{Attempt, EventKind, RunState};
-use screen::{Screen, lock};
 use serde_json::json;
 use view::View;
 
@@ -271,23 +268,23 @@ impl Reporter {
         }
         lock(&self.view).take(&recorded.event);
         match &recorded.event.kind {
-            EventKind::Measured(measured) => self.say(&sentence::measurement(measured)),
-            EventKind::Fitted(fitted) => self.say(&sentence::finding(fitted)),
-            EventKind::Rehearsed(rehearsed) => self.say(&sentence::rehearsal(rehearsed)),
-            EventKind::Started(started) => self.say(&sentence::start(started)),
+            EventKind::Measured(measured) => self.say(&view::measurement(measured)),
+            EventKind::Fitted(fitted) => self.say(&view::finding(fitted)),
+            EventKind::Rehearsed(rehearsed) => self.say(&view::rehearsal(rehearsed)),
+            EventKind::Started(started) => self.say(&view::start(started)),
             EventKind::Step(step) => self.step(step.step),
-            EventKind::Eval(eval) => self.say(&sentence::evaluation(eval)),
+            EventKind::Eval(eval) => self.say(&view::evaluation(eval)),
             // The command's own line was shown.
-            EventKind::Metrics(metrics) if self.mode == Mode::Log => self.say(&sentence::metrics(metrics)),
+            EventKind::Metrics(metrics) if self.mode == Mode::Log => self.say(&view::metrics(metrics)),
             EventKind::Metrics(_) => {}
-            EventKind::Sample(sample) => self.say(&sentence::sample(sample)),
+            EventKind::Sample(sample) => self.say(&view::sample(sample)),
             EventKind::Checkpoint(checkpoint) => {
                 tracing::debug!("saved {} ({})", checkpoint.path, human_bytes(checkpoint.bytes));
             }
             EventKind::Warning(warning) => self.say(&format!("warning: {}", warning.message)),
             // In a run the end of the attempt tells it.
-            EventKind::Oom(record) if self.mode == Mode::Log => self.say(&sentence::shortage(record)),
-            EventKind::Finished(finished) if self.mode == Mode::Log => self.say(&sentence::end(finished)),
+            EventKind::Oom(record) if self.mode == Mode::Log => self.say(&view::shortage(record)),
+            EventKind::Finished(finished) if self.mode == Mode::Log => self.say(&view::end(finished)),
             EventKind::Oom(_) | EventKind::Finished(_) => {}
         }
     }
@@ -304,7 +301,7 @@ impl Reporter {
             let view = lock(&self.view);
             let Some(training) = &view.training else { return };
             let is_due = self.last_line.is_none_or(|at| since.saturating_sub(at) >= interval);
-            sentence::step(training).filter(|_| is_due || step == training.started.steps)
+            view::step(training).filter(|_| is_due || step == training.started.steps)
         };
         if let Some(line) = line {
             self.last_line = Some(since);

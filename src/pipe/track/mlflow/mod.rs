@@ -5,7 +5,6 @@
 //!
 //! The address and the credentials of the server. They are never written to disk.
 
-mod server;
 mod worker;
 
 use std::time::{Duration, Instant};
@@ -16,8 +15,7 @@ use percent_encoding::percent_decode_str;
 use pipe_spec::event::RecordedEvent;
 use pipe_spec::{Attempt, Event, EventKind, Pipeline, RunFolder, RunState, Status, Variables};
 use serde_json::Value;
-use server::{Metric, Server};
-use worker::Worker;
+use worker::{Metric, Server, Worker};
 
 use super::delivery::DeliveryThread;
 use super::{Listener, Notice, retry, scalars, settings, shortened};

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
 
-use super::identity::Identity;
+use super::Identity;
 use crate::track::tensorboard::Message;
 
 /// The name, the magic number and the version of the format.

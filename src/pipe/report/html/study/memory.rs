@@ -6,7 +6,7 @@ use pipe_search::{Domain, Trial};
 use pipe_spec::text::human_bytes;
 use serde_json::Value;
 
-use super::page::StudyPage;
+use super::StudyPage;
 use super::ranking::{Outcome, attribute, was_retried};
 use crate::report::html::axis::{Axis, Unit, usable};
 use crate::report::html::chart::{Frame, Mark, Series, Shape, figure as drawing, key, legend};
@@ -146,8 +146,8 @@ fn mark(frame: &Frame, point: &Point<'_>) -> Mark {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::html::study::page::parameters;
-    use crate::report::html::study::page::samples::{Sample, infeasible, trial};
+    use crate::report::html::study::parameters;
+    use crate::report::html::study::samples::{Sample, infeasible, trial};
     use serde_json::json;
 
     #[test]

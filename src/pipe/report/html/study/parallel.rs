@@ -6,8 +6,8 @@ use std::fmt::Write;
 use pipe_search::{Domain, Trial};
 use serde_json::Value;
 
-use super::page::{StudyPage, most_important};
 use super::ranking::{Level, Outcome, Ranking, selection_note, value};
+use super::{StudyPage, most_important};
 use crate::report::bounded;
 use crate::report::html::axis::Axis;
 use crate::report::html::markup::{end_of, escape, number, path_parts};
@@ -194,8 +194,8 @@ fn draw_lines(html: &mut String, columns: &[Column], drawn: &[&Trial], ranking: 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::html::study::page::parameters;
-    use crate::report::html::study::page::samples::{Sample, infeasible, trial};
+    use crate::report::html::study::parameters;
+    use crate::report::html::study::samples::{Sample, infeasible, trial};
 
     fn html(trials: Vec<Trial>) -> String {
         let sample = Sample::of(trials);

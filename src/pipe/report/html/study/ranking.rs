@@ -221,7 +221,7 @@ pub fn same_as(trial: &Trial) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::html::study::page::samples::{infeasible, trial};
+    use crate::report::html::study::samples::{infeasible, trial};
     use serde_json::json;
 
     fn numbers(trials: &[&Trial]) -> Vec<u64> {

@@ -5,7 +5,7 @@ use std::fmt::Write;
 
 use pipe_search::{Direction, Trial};
 
-use super::page::StudyPage;
+use super::StudyPage;
 use super::ranking::{Level, Outcome, Ranking, last_intermediate, selection_note, value};
 use crate::report::html::axis::{Axis, usable};
 use crate::report::html::chart::{
@@ -233,7 +233,7 @@ fn bar(html: &mut String, top: f64, name: &str, share: f64) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::html::study::page::samples::{Sample, infeasible, trial};
+    use crate::report::html::study::samples::{Sample, infeasible, trial};
     use pipe_search::TrialState;
 
     #[test]

@@ -5,8 +5,8 @@ use std::fmt::Write;
 use pipe_search::{Direction, Domain, Trial};
 use serde_json::Value;
 
-use super::page::{StudyPage, most_important};
 use super::ranking::{Level, Outcome, Ranking, front, selection_note, value};
+use super::{StudyPage, most_important};
 use crate::report::bounded;
 use crate::report::html::axis::Axis;
 use crate::report::html::chart::{Frame, Mark, Point, Series, Shape, beyond_note, empty, figure, legend};
@@ -191,8 +191,8 @@ fn stairs(trials: &[&Trial], x: (usize, Direction), y: (usize, Direction)) -> Ve
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::html::study::page::parameters;
-    use crate::report::html::study::page::samples::{Sample, infeasible, trial};
+    use crate::report::html::study::parameters;
+    use crate::report::html::study::samples::{Sample, infeasible, trial};
     use pipe_search::TrialState;
 
     fn html(sample: &Sample) -> String {

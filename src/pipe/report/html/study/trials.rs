@@ -6,7 +6,7 @@ use pipe_search::{Domain, Trial};
 use pipe_spec::text::{count, human_bytes};
 use serde_json::Value;
 
-use super::page::StudyPage;
+use super::StudyPage;
 use super::ranking::{Outcome, Ranking, attribute, flag, same_as, seconds, text_attribute};
 use crate::report::html::markup::{better, end_of, escape, number, prose, setting, table, title};
 use crate::report::{bounded, duration};
@@ -230,8 +230,8 @@ fn note(trial: &Trial) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::html::study::page::parameters;
-    use crate::report::html::study::page::samples::{Sample, infeasible, trial};
+    use crate::report::html::study::parameters;
+    use crate::report::html::study::samples::{Sample, infeasible, trial};
     use pipe_search::{Direction, TrialState};
     use serde_json::json;
 
