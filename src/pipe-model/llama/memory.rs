@@ -121,8 +121,7 @@ impl<'a> Sizes<'a> {
 
     fn embeddings(&self) -> Stage {
         let words = self.words();
-        let (gradients, added) =
-            if self.config.tie_word_embeddings { (0, words) } else { (words, self.beside(words)) };
+        let (gradients, added) = if self.config.tie_word_embeddings { (0, words) } else { (words, self.beside(words)) };
         let turns = 2 * self.work.source.max(self.tokens) * self.config.heads.width as u128 * self.compute;
         let sums = if words > 0 { embedding_sums(self.tokens, self.config.vocab_size as u128, self.width) } else { 0 };
         Stage {

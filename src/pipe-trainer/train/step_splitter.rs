@@ -1,7 +1,7 @@
 //! How the samples of a step become parts.
 
-use pipe_model::{TaskData, architecture};
 use pipe_model::memory::{self, Lengths, PartBudget, Recompute, Work};
+use pipe_model::{TaskData, architecture};
 use pipe_spec::TrainerSpec;
 use pipe_spec::pipeline::{Checkpointing, Pad, Split};
 
@@ -101,9 +101,18 @@ impl StepSplitter {
                     target: full.target.into(),
                     padded: true,
                     drops: spec.train.dropout.map_or(config.drops(), |share| share > 0.0),
-                    adapter: definition.adapter().map(|adapter| adapter.work(architecture(definition.arch()), definition.is_quantized())),
+                    adapter: definition
+                        .adapter()
+                        .map(|adapter| adapter.work(architecture(definition.arch()), definition.is_quantized())),
                 };
-                Some(PartBudget::new(config, definition.adapter(), work, shape.layout(), recompute, spec.train.effective_batch))
+                Some(PartBudget::new(
+                    config,
+                    definition.adapter(),
+                    work,
+                    shape.layout(),
+                    recompute,
+                    spec.train.effective_batch,
+                ))
             }
             false => None,
         };

@@ -9,11 +9,13 @@ pub mod ledger;
 use std::num::NonZeroU32;
 
 use pipe_model::adapter::Lora;
-use pipe_model::memory::{self, AdapterWork, Estimate, Lengths, MARGIN, ROW_MULTIPLE, StepMemory, Work, has_attention_kernel};
+use pipe_model::memory::{
+    self, AdapterWork, Estimate, Lengths, MARGIN, ROW_MULTIPLE, StepMemory, Work, has_attention_kernel,
+};
 use pipe_model::{ConfigError, ModelConfig, Parameter};
 use pipe_spec::pipeline::{
-    Adapter, Arch, BatchSetting, Checkpointing, Data, Limit, Memory, OptimizerKind, Precision, Ranks, Shard, Split, Train,
-    Training, accum, share,
+    Adapter, Arch, BatchSetting, Checkpointing, Data, Limit, Memory, OptimizerKind, Precision, Ranks, Shard, Split,
+    Train, Training, accum, share,
 };
 use serde::Serialize;
 use serde_json::{Map, Value};

@@ -11,7 +11,7 @@ use crate::model::attention::{Scores, attend};
 use crate::model::layers::{FeedForward, Linear, RmsNorm, activate_gated, merge_heads, split_heads};
 use crate::model::pass::{self, Pass};
 use crate::model::setup::hidden_score;
-use crate::model::weights::{SharedTensor, Weight, Weights};
+use crate::model::weights::{SharedTensor, Weights};
 use crate::torch;
 
 pub struct Layer {
@@ -67,7 +67,8 @@ impl Layer {
 
     fn attend(&self, normed: &Tensor, turns: [&Tensor; 2], rows: Rows<'_>, pass: Pass) -> Result<Tensor, TrainerError> {
         let [q, k, v] = &self.queries_keys_values;
-        let [of_queries, of_keys] = self.head_norms.as_ref().map(<[RmsNorm; 2]>::each_ref).map_or([None; 2], |norms| norms.map(Some));
+        let [of_queries, of_keys] =
+            self.head_norms.as_ref().map(<[RmsNorm; 2]>::each_ref).map_or([None; 2], |norms| norms.map(Some));
         let heads = |layer: &Linear, count: i64, norm: Option<&RmsNorm>| -> Result<Tensor, TrainerError> {
             let projected = layer.forward(normed, pass)?;
             let Some(norm) = norm else { return split_heads(&projected, count) };
