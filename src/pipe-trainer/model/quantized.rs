@@ -210,7 +210,7 @@ mod tests {
         same_bits("bf16", &made.wide(Kind::BFloat16).unwrap(), &read("bf16"));
     }
 
-    /// What is quantized a chunk at a time has the codes of the whole.
+    /// Quantized a chunk at a time a matrix has the codes of the whole.
     #[test]
     fn chunks_leave_no_mark() {
         let rows = 3 * CHUNK / 4096 + 1;
