@@ -25,7 +25,7 @@ pub struct Codes {
     pub scales: Tensor,
 }
 
-/// What the 256 codes stand for, ascending: in each decade twice as many as in the one below, at the middles of equal parts.
+/// The numbers that the 256 codes stand for, ascending: in each decade twice as many as in the one below, at the middles of equal parts.
 pub fn numbers(sign: Sign) -> [f32; 256] {
     let mut all = vec![0.0, 1.0];
     for decade in 0..DECADES {

@@ -33,7 +33,7 @@ pub fn quantized_weights(args: &QuantizedWeightsArgs) -> Result<(), TrainerError
     Ok(())
 }
 
-/// Of every bit.
+/// A hash of every bit.
 fn digest(tensor: &Tensor) -> Result<String, TrainerError> {
     let bits = match tensor.kind() {
         Kind::Float => Kind::Int,

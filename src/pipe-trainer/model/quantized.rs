@@ -14,7 +14,7 @@ const BLOCK: i64 = 64;
 /// Numbers that are quantized at a time: what that holds besides is small however large a matrix is.
 const CHUNK: i64 = 1 << 22;
 
-/// What the codes of 4 bits stand for: as likely as each other where weights are spread normally.
+/// The numbers that the codes of 4 bits stand for: as likely as each other where weights are spread normally.
 const NORMAL_FLOAT: [f32; 16] = [
     -1.0,
     -0.696_192_8,
@@ -75,7 +75,7 @@ struct Outer {
 unsafe impl Sync for Quantized {}
 
 impl Quantized {
-    /// Of a matrix in any kind, on its device.
+    /// Quantizes a matrix of any kind, on its device.
     pub fn new(matrix: &Tensor, kind: Quantize) -> Result<Option<Self>, TchError> {
         let _guard = tch::no_grad_guard();
         match kind {
@@ -168,7 +168,7 @@ mod tests {
     use super::*;
     use crate::storage::TensorFiles;
 
-    /// What bitsandbytes made: make_quantized.py.
+    /// The matrices of bitsandbytes: make_quantized.py.
     fn fixture() -> TensorFiles {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/quantized/weights.safetensors");
         TensorFiles::open_file(path.as_ref()).unwrap()
@@ -210,7 +210,7 @@ mod tests {
         same_bits("bf16", &made.wide(Kind::BFloat16).unwrap(), &read("bf16"));
     }
 
-    /// What is quantized a chunk at a time has the codes of the whole.
+    /// Quantized a chunk at a time a matrix has the codes of the whole.
     #[test]
     fn chunks_leave_no_mark() {
         let rows = 3 * CHUNK / 4096 + 1;

@@ -247,7 +247,7 @@ mod tests {
         }
     }
 
-    /// What `pipe plan` counts is what is kept.
+    /// `pipe plan` counts the bytes that are kept.
     #[test]
     fn the_estimate_counts_every_byte() {
         let shapes = [("large", 1 << 16), ("odd", 4097), ("least", 4096), ("small", 4095)];

@@ -41,17 +41,17 @@ unsafe extern "C" {
 
 /// A matrix of few bits for each number.
 pub struct QuantizedMatrix<'a> {
-    /// Of 4 bits two in a byte, the first in its upper half; of 8 bits [rows, columns].
+    /// 4 bits: two in a byte, the first in its upper half; 8 bits: [rows, columns].
     pub codes: &'a Tensor,
-    /// Of 4 bits a code for each block of 64; of 8 bits a number for each row.
+    /// 4 bits: a code for each block of 64; 8 bits: a number for each row.
     pub scales: &'a Tensor,
-    /// Of 4 bits alone.
+    /// 4 bits alone have them.
     pub outer: Option<OuterScales<'a>>,
     pub rows: i64,
     pub columns: i64,
 }
 
-/// What codes of scales stand for.
+/// The numbers that codes of scales stand for.
 pub struct OuterScales<'a> {
     /// The scale of 256 of them.
     pub scales: &'a Tensor,
