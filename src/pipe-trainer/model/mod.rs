@@ -13,8 +13,6 @@ mod interface;
 pub mod layers;
 mod llama;
 mod mu_sota;
-#[cfg(test)]
-mod packed_tests;
 pub mod pass;
 mod preference;
 mod registry;
