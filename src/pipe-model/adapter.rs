@@ -31,7 +31,7 @@ pub struct Lora {
     pub targets: Vec<String>,
     /// The modules that are trained whole beside it, as PEFT names them (`modules_to_save`).
     pub whole: Vec<String>,
-    /// What PEFT takes the model for (`task_type`).
+    /// PEFT's name for the task of the model (`task_type`).
     pub task: Option<&'static str>,
 }
 

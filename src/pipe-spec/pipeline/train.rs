@@ -370,7 +370,7 @@ pub struct Preference {
     /// How much the model is held to where it started.
     #[schemars(extend("exclusiveMinimum" = 0))]
     pub beta: f64,
-    /// Of the difference of the two rewards: `sigmoid`, its negative log-sigmoid; `hinge`, what is missing to 1.
+    /// `sigmoid`: the negative log-sigmoid of the difference of the two rewards; `hinge`: what that difference lacks to 1.
     pub loss: PreferenceLoss,
 }
 

@@ -167,7 +167,7 @@ fn conversation(row: &Map<String, Value>, column: &str, prompt: Option<&str>) ->
     let fail = |message: String| ChatError::Row { message };
     let messages: Vec<Value> = match (row.get(column), asked) {
         (Some(Value::Array(answer)), Some(Value::Array(asked))) => asked.iter().chain(answer).cloned().collect(),
-        // What is asked is the beginning of the conversation as well.
+        // The conversation begins with what is asked.
         (Some(Value::Array(answer)), _) => answer.clone(),
         (Some(Value::String(answer)), Some(Value::Array(asked))) => {
             let answer = json!({ "role": "assistant", "content": answer });

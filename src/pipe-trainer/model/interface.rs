@@ -113,7 +113,7 @@ pub trait Scorer {
 }
 
 pub trait Pairs {
-    /// Of the pairs of a part, without dropout.
+    /// Sums over the pairs of a part, without dropout.
     fn figures(&self, part: &Part) -> Result<PairFigures, TrainerError>;
 }
 

@@ -15,8 +15,6 @@ mod interface;
 pub mod layers;
 mod llama;
 mod mu_sota;
-#[cfg(test)]
-mod packed_tests;
 pub mod pass;
 mod preference;
 mod quantized;

@@ -21,7 +21,7 @@ pub struct PreferenceModel {
     preference: Preference,
 }
 
-/// Of each pair, [pairs] in fp32.
+/// One number for each pair, [pairs] in fp32.
 struct Compared {
     loss: Tensor,
     /// The reward of the better answer less that of the other.
