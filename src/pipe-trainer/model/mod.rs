@@ -15,6 +15,8 @@ mod interface;
 pub mod layers;
 mod llama;
 mod mu_sota;
+#[cfg(test)]
+mod packed_tests;
 pub mod pass;
 mod preference;
 mod quantized;
