@@ -270,6 +270,7 @@ mod tests {
                 target: 1,
                 padded: false,
                 drops: false,
+                adapter: None,
             };
             assert_eq!(Estimate::of(&parameters, &[], &work).optimizer, kept, "{precision:?}");
         }
