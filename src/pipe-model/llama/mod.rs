@@ -10,7 +10,7 @@ pub use rope::{Rope, RopeForm};
 
 use crate::architecture::{Architecture, ModelConfig};
 use crate::config_keys::{Activation, ConfigError, ConfigKeys, bounded_width, extended, fail};
-use crate::estimate::{has_attention_kernel, rows_at_a_time};
+use crate::estimate::rows_at_a_time;
 use crate::parameter::{Init, Listed, Parameter};
 use crate::starter::{ModelSize, Starter, StarterSizes, StarterTraining, joined};
 use crate::task_data::{Labels, TaskData};
@@ -330,10 +330,6 @@ impl ModelConfig for LlamaConfig {
 
     fn drops(&self) -> bool {
         self.attention_dropout > 0.0
-    }
-
-    fn packs(&self) -> bool {
-        has_attention_kernel(self.heads.width)
     }
 }
 
