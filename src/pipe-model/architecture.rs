@@ -46,11 +46,6 @@ pub trait ModelConfig {
         None
     }
 
-    /// Whether its texts stand one behind the other, without padding, in a training in 16 bits on a card.
-    fn packs(&self) -> bool {
-        false
-    }
-
     /// The estimate of what a step holds, where the model has one.
     fn step_memory(&self) -> Option<&dyn StepMemory> {
         None

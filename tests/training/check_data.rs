@@ -9,7 +9,6 @@ pub fn tests(suite: &mut Suite) {
     suite.test("check_data::rows_classes_and_lengths_are_printed", Needs::Nothing, printed);
     suite.test("check_data::what_a_first_step_would_trip_over_is_found", Needs::Nothing, found);
     suite.test("check_data::settings_that_disappoint_are_warnings", Needs::Nothing, warnings);
-    suite.test("check_data::padding_that_a_card_does_without", Needs::Nothing, unused_padding);
     suite.test("check_data::compressed_data_is_opened", Needs::Nothing, compressed);
     suite.test("check_data::a_tokenizer_is_trained_where_there_is_none", Needs::Nothing, own_tokenizer);
     suite.test("check_data::the_time_that_an_earlier_run_took", Needs::Nothing, time);
@@ -100,33 +99,6 @@ fn warnings() {
     assert!(check(&["data.max_length=4"]).contains("warning: data.max_length: "));
     folder.write("dishes.yaml", folder.read("dishes.yaml").replace(", eval: data/eval.jsonl", ""));
     assert!(check(&[]).contains("warning: data.eval: "));
-}
-
-/// A text model in 16 bits on a card has no padding, whatever is asked for.
-fn unused_padding() {
-    let folder = dishes();
-    let bert = "arch: bert, config: {vocab_size: 192, hidden_size: 32, num_hidden_layers: 1, num_attention_heads: HEADS, \
-                intermediate_size: 16, max_position_embeddings: 64}";
-    let yaml = folder.read("dishes.yaml");
-    let yaml = yaml.replace("arch: bag-of-words, config: {vocab_size: 192, hidden_size: 8}", bert);
-    let yaml = yaml
-        .replace("eval.jsonl}", "eval.jsonl, max_length: 64, pad: max}")
-        .replace("batch: 4,", "precision: bf16, batch: 4,");
-    let yaml = yaml.replace("gpus: 0", "gpus: 1");
-    let says = |from: &str, to: &str| {
-        let changed = yaml.replace(from, to).replace("HEADS", "2");
-        folder.write("dishes.yaml", changed);
-        folder
-            .pipe(&["check", "dishes.yaml"])
-            .exits(0)
-            .stdout
-            .contains("data.pad: max changes nothing in bf16 on a card")
-    };
-    assert!(says("max", "max"));
-    let others = [("pad: max", "pad: longest"), ("bf16", "fp32"), ("gpus: 1", "gpus: 0"), ("HEADS", "8")];
-    for (from, to) in others {
-        assert!(!says(from, to), "{to}");
-    }
 }
 
 fn compressed() {

@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 
 use crate::architecture::{Architecture, ModelConfig};
 use crate::config_keys::{Activation, ConfigError, ConfigKeys, extended, fail};
-use crate::estimate::{StepMemory, has_attention_kernel};
+use crate::estimate::StepMemory;
 use crate::parameter::{Init, Listed, Parameter};
 use crate::starter::{Starter, StarterSizes, encoder, joined, number_of_labels};
 use crate::task_data::{Labels, TEXT_CLASS, TOKEN_CLASS, TaskData, labels_tokens};
@@ -255,10 +255,6 @@ impl ModelConfig for BertConfig {
 
     fn head_width(&self) -> Option<i64> {
         Some(BertConfig::head_width(self))
-    }
-
-    fn packs(&self) -> bool {
-        has_attention_kernel(BertConfig::head_width(self))
     }
 
     fn step_memory(&self) -> Option<&dyn StepMemory> {

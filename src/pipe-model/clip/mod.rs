@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 
 use crate::architecture::{Architecture, ModelConfig};
 use crate::config_keys::{Activation, ConfigError, ConfigKeys, extended, fail};
-use crate::estimate::{StepMemory, has_attention_kernel};
+use crate::estimate::StepMemory;
 use crate::parameter::Parameter;
 use crate::starter::{ModelSize, Starter, StarterSizes, StarterTraining, joined};
 use crate::task_data::{Labels, TaskData};
@@ -324,10 +324,6 @@ impl ModelConfig for ClipConfig {
 
     fn head_width(&self) -> Option<i64> {
         Some(self.text_config.tower.head_width())
-    }
-
-    fn packs(&self) -> bool {
-        has_attention_kernel(self.text_config.tower.head_width())
     }
 
     fn step_memory(&self) -> Option<&dyn StepMemory> {

@@ -285,10 +285,6 @@ impl ModelConfig for DebertaConfig {
         self.hidden_dropout_prob.max(self.attention_probs_dropout_prob) > 0.0
     }
 
-    fn packs(&self) -> bool {
-        true
-    }
-
     fn step_memory(&self) -> Option<&dyn StepMemory> {
         Some(self)
     }

@@ -11,7 +11,7 @@ pub use rope::{Rope, RopeForm};
 
 use crate::architecture::{Architecture, ModelConfig};
 use crate::config_keys::{Activation, ConfigError, ConfigKeys, bounded_width, extended, fail};
-use crate::estimate::{StepMemory, has_attention_kernel, rows_at_a_time};
+use crate::estimate::{StepMemory, rows_at_a_time};
 use crate::parameter::{Init, Listed, Parameter};
 use crate::starter::{ModelSize, Starter, StarterSizes, StarterTraining, joined};
 use crate::task_data::{Labels, TaskData};
@@ -344,10 +344,6 @@ impl ModelConfig for LlamaConfig {
 
     fn step_memory(&self) -> Option<&dyn StepMemory> {
         Some(self)
-    }
-
-    fn packs(&self) -> bool {
-        has_attention_kernel(self.heads.width)
     }
 }
 

@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 
 use crate::architecture::{Architecture, ModelConfig};
 use crate::config_keys::{Activation, ConfigError, ConfigKeys, bounded_width, extended, fail};
-use crate::estimate::{StepMemory, has_attention_kernel, rows_at_a_time};
+use crate::estimate::{StepMemory, rows_at_a_time};
 use crate::parameter::{Init, Parameter};
 use crate::starter::{ModelSize, Starter, StarterSizes, StarterTraining, joined};
 use crate::task_data::{Labels, TaskData};
@@ -216,10 +216,6 @@ impl ModelConfig for T5Config {
 
     fn head_width(&self) -> Option<i64> {
         Some(self.d_kv)
-    }
-
-    fn packs(&self) -> bool {
-        has_attention_kernel(self.d_kv)
     }
 
     fn step_memory(&self) -> Option<&dyn StepMemory> {

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
 use pipe_spec::inspection::{Lengths, Split, StepParts};
-use pipe_spec::pipeline::{Gpus, Pad, Precision, Task, Training};
+use pipe_spec::pipeline::{Gpus, Task, Training};
 use pipe_spec::text::count;
 use pipe_spec::trainer::{LEASE_ON_STDIN, LEASE_VARIABLE, error_message};
 use pipe_spec::{Device, Inspection, Problems, TrainerExit};
@@ -75,29 +75,12 @@ pub async fn inspect(
             for notice in &mut inspection.notices {
                 *notice = prepared.inputs.with_host_paths(notice);
             }
-            inspection.notices.extend(unused_padding(loaded, &prepared.inputs));
             let time = expected_time(loaded, &prepared.inputs, inspection.steps);
             Ok(Opened::Data(Box::new(inspection), time))
         }
         Answer::Wrong(message) => Err(wrong("", prepared.inputs.with_host_paths(&message))),
         Answer::Unable(why) => Ok(Opened::Not { why }),
     }
-}
-
-/// A word about padding that is asked for and that a card will not have.
-fn unused_padding(loaded: &Loaded, inputs: &Inputs) -> Option<String> {
-    let training = loaded.training().ok()?;
-    let precision = training.train.precision;
-    let is_narrow = !matches!(precision, Precision::Fp32 | Precision::Tf32);
-    let may_have_card = loaded.pipeline.container.gpus != Gpus::Count(0);
-    if training.data.pad == Pad::Longest || !is_narrow || !may_have_card {
-        return None;
-    }
-    let config = pipe_model::read_config(training.model.arch, &model_config(training, inputs)?).ok()?;
-    let precision = precision.name();
-    config.packs().then(|| {
-        format!("data.pad: max changes nothing in {precision} on a card: samples stand one behind the other, without padding")
-    })
 }
 
 /// On the device that a run on this machine would have.
