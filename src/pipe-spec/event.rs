@@ -91,7 +91,7 @@ pub struct Started {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct StartedMemory {
-    /// What the device may hold for this run.
+    /// The memory that the device may give to this run.
     pub capacity: Option<u64>,
     pub weights: Option<u64>,
     /// The most that the card held while the weights were loaded.

@@ -39,7 +39,7 @@ pub struct Lock {
     pub machine: LockedMachine,
 }
 
-/// What a run computed on. Its keys stand beside those of the lock.
+/// The machine that a run computed on. Its keys stand beside those of the lock.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct LockedMachine {

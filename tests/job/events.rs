@@ -4,7 +4,9 @@ use std::fs;
 use std::io::Write;
 use std::path::PathBuf;
 
-use pipe_spec::event::{Checkpoint, Eval, MemoryKind, OomRecord, OomSizes, Point, Rehearsed, Started, Step};
+use pipe_spec::event::{
+    Checkpoint, Eval, MemoryKind, OomRecord, OomSizes, Point, Rehearsed, Started, StartedMemory, Step,
+};
 use pipe_spec::run::JobFolder;
 use pipe_spec::{Event, EventKind, Phase, RunFolder, TrainerSpec};
 
@@ -63,7 +65,7 @@ pub fn job_folder(spec: &TrainerSpec) -> JobFolder {
 pub fn started(spec: &TrainerSpec, steps: u64) -> Started {
     Started {
         device: "cpu".to_owned(),
-        capacity: Some(64 * MIB),
+        memory: StartedMemory { capacity: Some(64 * MIB), ..StartedMemory::default() },
         libtorch: "none".to_owned(),
         params: 1,
         batch: spec.train.batch(),

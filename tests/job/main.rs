@@ -12,7 +12,7 @@ use std::fs;
 use std::io::Write;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use pipe_spec::event::Started;
+use pipe_spec::event::{Started, StartedMemory};
 use pipe_spec::inspection::Split;
 use pipe_spec::{EventKind, Inspection, RunFolder, TrainerExit, TrainerSpec};
 
@@ -60,7 +60,8 @@ fn main() {
     let spec: TrainerSpec = serde_json::from_slice(&fs::read(path).expect("the spec")).expect("the spec");
     if std::env::args().nth(1).as_deref() == Some("inspect") {
         let train = Split { rows: 1, read: 1, ..Split::default() };
-        let inspection = Inspection { train, eval: None, steps: 3, step_parts: None, example: Vec::new(), notices: Vec::new() };
+        let inspection =
+            Inspection { train, eval: None, steps: 3, step_parts: None, example: Vec::new(), notices: Vec::new() };
         return println!("{}", serde_json::to_string(&inspection).expect("it is plain data"));
     }
     let fits = u64::from(spec.train.batch()) <= number;
@@ -73,7 +74,7 @@ fn main() {
     events.emit(EventKind::Started(match verb {
         "card" => Started {
             device: "Test Card".to_owned(),
-            capacity: Some(card::TOTAL),
+            memory: StartedMemory { capacity: Some(card::TOTAL), ..StartedMemory::default() },
             driver: Some("1.2.3".to_owned()),
             ..on_cpu
         },

@@ -1,9 +1,6 @@
 //! An engine as the rest of the program sees it: the trait `Engine`, the jobs that it starts and how they end, and the registration by
 //! which it becomes known.
-//!
-//! The job that an engine starts, as the runner describes it.
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
@@ -15,6 +12,7 @@ use pipe_spec::pipeline::{Container, EngineRequest, Gpus, Image, SectionType};
 use pipe_spec::run::LogPosition;
 use serde::Serialize;
 
+use super::job::Launch;
 use super::output::LineReceiver;
 use crate::error::Error;
 use crate::gpu::Card;
@@ -365,82 +363,4 @@ impl Check {
     pub fn hint(self, hint: impl Into<String>) -> Self {
         Self { hint: Some(hint.into()), ..self }
     }
-}
-
-/// A job, complete: an engine never reads the pipeline.
-#[derive(Clone, Debug)]
-pub struct Launch {
-    pub run_id: String,
-    pub attempt: u32,
-    /// The run folder on the host, by which the job is found again.
-    pub run_folder: PathBuf,
-    /// The folder for what the first process of the job writes: on the host, and as the job sees it.
-    pub job_folder: (PathBuf, PathBuf),
-    pub mounts: Mounts,
-    /// The folder that the job starts in, as it sees it; absent leaves it to the image, or is where `pipe` was started.
-    pub work_folder: Option<PathBuf>,
-    pub program: JobProgram,
-    /// The image that the job runs in, where the engine has images.
-    pub image: Option<String>,
-    pub args: Vec<String>,
-    pub env: BTreeMap<String, String>,
-    /// Whether the job has the network.
-    pub network: bool,
-    pub resources: Resources,
-    /// Seconds that it may take to save and end.
-    pub stop_timeout: u32,
-}
-
-/// The files that a job sees, each with its path on the host and its path for the job.
-#[derive(Clone, Debug, Default)]
-pub struct Mounts {
-    pub writable: Vec<(PathBuf, PathBuf)>,
-    pub read_only: Vec<(PathBuf, PathBuf)>,
-}
-
-/// The resources that a job gets on each of its machines.
-#[derive(Clone, Debug, Default)]
-pub struct Resources {
-    pub gpus: Gpus,
-    pub memory: Option<u64>,
-    pub shm: Option<u64>,
-    pub cpus: Option<f64>,
-    /// Machines that it runs on, where the engine has several.
-    pub nodes: u32,
-}
-
-impl Launch {
-    /// A job that does nothing, with what a container may have.
-    pub fn example(container: &Container, nodes: u32) -> Self {
-        Self {
-            run_id: "check".to_owned(),
-            attempt: 1,
-            run_folder: PathBuf::new(),
-            job_folder: Default::default(),
-            mounts: Mounts::default(),
-            work_folder: None,
-            program: JobProgram::Command("true".to_owned()),
-            image: None,
-            args: Vec::new(),
-            env: BTreeMap::new(),
-            network: false,
-            resources: Resources {
-                gpus: container.gpus.clone(),
-                memory: container.memory.map(|size| size.0),
-                shm: None,
-                cpus: container.cpus,
-                nodes,
-            },
-            stop_timeout: container.stop_timeout(),
-        }
-    }
-}
-
-/// The program that is started with the arguments of a launch.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum JobProgram {
-    /// The trainer: the entry point of the image, or the trainer of this machine.
-    Trainer,
-    /// A program of the user.
-    Command(String),
 }

@@ -6,6 +6,7 @@
 mod contract;
 mod docker;
 pub mod first_process;
+mod job;
 mod output;
 mod process;
 pub mod registry;
@@ -16,7 +17,8 @@ mod toy;
 
 pub use contract::{
     BuiltImage, Check, CheckStatus, ConnectImages, Connection, EndedBy, Ending, Engine, EngineJob, FoundJob, Host,
-    ImageStore, JobHandle, JobProgram, Launch, Mounts, Progress, Registration, Resources, StartedJob, remove_jobs_of,
+    ImageStore, JobHandle, Progress, Registration, StartedJob, remove_jobs_of,
 };
+pub use job::{JobProgram, Launch, Mounts, Resources};
 pub use output::{Closed, Line, LineSender, OUTPUT_INTERVAL, Output, Source, channel as line_channel, release};
 pub use sockets::EngineSockets;

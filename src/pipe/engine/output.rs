@@ -15,7 +15,7 @@ use pipe_spec::text::human_bytes;
 use rustix::fs::{CWD, FallocateFlags, Mode, OFlags, fallocate};
 use tokio::sync::{Semaphore, mpsc};
 
-use super::Launch;
+use super::job::Launch;
 use crate::run::job_file::{self, Piece};
 
 /// Between two looks at what a job has written.

@@ -482,7 +482,8 @@ mod tests {
     #[test]
     fn ends_of_commands() {
         let policy = OnOom { exit_codes: vec![42], ..OnOom::default() };
-        let record = record(Phase::Forward, 0, 0, 2 << 30);
+        let sizes = OomSizes { requested: Some(2 << 30), ..OomSizes::default() };
+        let record = OomRecord { sizes, ..OomRecord::new(MemoryKind::Device, Phase::Forward) };
         let of = |ending: &Ending, record, stop_requested| {
             let (command, on_card) = (Some(&policy), true);
             diagnose(&Evidence { ending, record, card: None, tail: &[], command, on_card, ranks: 1, stop_requested })
