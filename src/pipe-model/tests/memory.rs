@@ -126,10 +126,18 @@ fn the_peak_is_as_measured() {
     all.iter().for_each(|one| println!("{}", row(one)));
     println!("median {:.2} %, worst {:.2} %", median * 100.0, worst * 100.0);
     let (lowest, highest) = (errors[0], errors[errors.len() - 1]);
-    assert!(median <= 0.03, "the median error is {:.2} %", median * 100.0);
-    assert!(lowest.0 >= -0.05, "{} is {:.2} % below the truth", lowest.1, lowest.0 * -100.0);
-    assert!(highest.0 <= 0.10, "{} is {:.2} % above the truth", highest.1, highest.0 * 100.0);
+    assert!(median <= 0.01, "the median error is {:.2} %", median * 100.0);
+    assert!(lowest.0 >= -0.035, "{} is {:.2} % below the truth", lowest.1, lowest.0 * -100.0);
+    assert!(highest.0 <= 0.08, "{} is {:.2} % above the truth", highest.1, highest.0 * 100.0);
+    // cuDNN takes what it likes for an LSTM, and a small table takes next to nothing.
+    let is_counted = |arch: Arch| !matches!(arch, Arch::HybridCnnLstm | Arch::Tabular);
+    for one in all.iter().filter(|one| is_counted(one.arch)) {
+        assert!(error(one) >= MOST_BELOW, "{} is {:.2} % below the truth", one.name, error(one) * -100.0);
+    }
 }
+
+/// The share that an estimate may be below the truth.
+const MOST_BELOW: f64 = -0.0125;
 
 /// Predicted and measured, in MiB above what is held between steps: what is kept, the most going forward and going back.
 fn row(one: &Configuration) -> String {
@@ -160,13 +168,16 @@ fn row(one: &Configuration) -> String {
     )
 }
 
-/// Torch reserves more than it has handed out; the plan adds a share for it.
+/// Torch reserves more than it has handed out; the plan adds a share for it. Where parts are CUDA graphs these have memory of their own, and are
+/// made only where there is room.
 #[test]
 fn reserved_is_little_more_than_allocated() {
-    let mut shares: Vec<f64> =
-        Configuration::all().iter().map(|one| one.measured.reserved as f64 / one.measured.peak as f64 - 1.0).collect();
+    let is_recorded = |arch: Arch| !matches!(arch, Arch::Vit | Arch::ResNet | Arch::Tabular | Arch::MuSota);
+    let all = Configuration::all();
+    let eager = all.iter().filter(|one| !is_recorded(one.arch)).map(|one| &one.measured);
+    let mut shares: Vec<f64> = eager.map(|measured| measured.reserved as f64 / measured.peak as f64 - 1.0).collect();
     shares.sort_by(f64::total_cmp);
-    assert!(shares[shares.len() / 2] < 0.05);
+    assert!(shares.len() > 50 && shares[shares.len() / 2] < 0.06, "{}", shares[shares.len() / 2]);
 }
 
 /// The deepest and widest model that a config may ask for, with the largest batch of the longest rows.

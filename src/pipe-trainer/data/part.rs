@@ -274,9 +274,17 @@ impl PartShape {
         let (mut whole, mut used) = (0, 0);
         for (name, columns) in self.each_column(samples) {
             whole += columns.len() * self.length(name, &columns);
-            used += columns.iter().map(|column| self.packed_length(name, tokens(column).len())).sum::<usize>();
+            let is_text = matches!(name, "input_ids" | "ids");
+            used += samples
+                .iter()
+                .zip(&columns)
+                .map(|(sample, column)| match sample.column(MASK).filter(|_| is_text) {
+                    Some(mask) => tokens(mask).iter().filter(|token| **token != 0).count().max(1),
+                    None => self.packed_length(name, tokens(column).len()),
+                })
+                .sum::<usize>();
         }
-        whole - used <= whole / LITTLE_PADDING
+        whole - used.min(whole) <= whole / LITTLE_PADDING
     }
 
     /// Tokens one sample behind the other, with the rows of each column that has some of its own.
