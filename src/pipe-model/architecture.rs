@@ -3,7 +3,7 @@
 use serde_json::{Map, Value};
 
 use crate::config_keys::ConfigError;
-use crate::estimate::StepMemory;
+use crate::estimate::{StepMemory, Work};
 use crate::parameter::Parameter;
 use crate::starter::Starter;
 use crate::task_data::{Labels, TaskData};
@@ -49,5 +49,12 @@ pub trait ModelConfig {
     /// The estimate of what a step holds, where the model has one.
     fn step_memory(&self) -> Option<&dyn StepMemory> {
         None
+    }
+
+    /// The same, where it is right for this work.
+    fn step_memory_of(&self, work: &Work) -> Option<&dyn StepMemory> {
+        let is_counted =
+            |memory: &&dyn StepMemory| work.adapter.is_none_or(|one| memory.counts_adapters() && !one.is_quantized);
+        self.step_memory().filter(is_counted)
     }
 }

@@ -293,7 +293,7 @@ fn batch_for_the_card() {
         assert!(folder.read("b.yaml").contains(&format!("limit: {memory}")));
         plan["batch"].as_u64().unwrap()
     };
-    let (small, large) = (write("4g"), write("24g"));
+    let (small, large) = (write("3500m"), write("24g"));
     assert!(small < large && large == 32, "{small} {large}");
     // A number alone is in gigabytes.
     folder.pipe(&["init", "c.yaml", "--arch", "bert", "--data", "x.jsonl", "--gpu-memory", "24"]).exits(0);

@@ -138,7 +138,7 @@ pub fn bias_sums(rows: u128, columns: u128) -> u128 {
 /// Up to this many tokens the gradient of embeddings is computed without partial sums.
 const FEW_TOKENS: u128 = 3072;
 
-/// The partial sums of the gradient of embeddings, of which there are at most so many `words`.
+/// The partial sums of the gradient of a table of `words` embeddings.
 pub fn embedding_sums(tokens: u128, words: u128, width: u128) -> u128 {
     if tokens <= FEW_TOKENS { 0 } else { tokens.min(words + tokens / 10) * width * 4 }
 }

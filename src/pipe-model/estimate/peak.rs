@@ -5,7 +5,6 @@ use pipe_spec::pipeline::OptimizerKind;
 use super::kernels::column_sums;
 use super::stage::{Peak, Stage, peak};
 use super::work::{Work, owners};
-use crate::architecture::ModelConfig;
 use crate::parameter::{Init, Parameter};
 
 /// Bytes that cuBLAS and cuBLASLt keep for their products, on cards that take this much.
@@ -145,13 +144,6 @@ fn update<'a>(parameters: impl Iterator<Item = &'a Parameter>, work: &Work) -> u
                 + rows_and_columns(largest).map_or(0, |[_, rows, columns]| column_sums(rows, columns))
         }
     }
-}
-
-/// The estimate of a model's passes, where it has one that is right for this work.
-pub fn step_memory<'a>(config: &'a dyn ModelConfig, work: &Work) -> Option<&'a dyn StepMemory> {
-    let is_counted =
-        |memory: &&dyn StepMemory| work.adapter.is_none_or(|one| memory.counts_adapters() && !one.is_quantized);
-    config.step_memory().filter(is_counted)
 }
 
 pub trait StepMemory {

@@ -11,5 +11,5 @@ pub use part_sizes::{Layout, Lengths, even_part_sizes, part_sizes, rounded_token
 
 pub use crate::estimate::{
     AdapterWork, Estimate, MOMENT_BLOCK, Peak, ROW_MULTIPLE, SMALLEST_OF_8_BITS, Stage, StepMemory, WORKSPACE, Work,
-    has_attention_kernel, owners, peak, step_memory, usable,
+    has_attention_kernel, owners, peak, usable,
 };

@@ -121,12 +121,12 @@ impl Workload {
             let padding = fill.map_or(0.0, |_| 1.0 - tokens as f64 / whole.max(1) as f64);
             Ok(Self { part, rows, padding, tokens })
         };
-        if args.fill_of_rows.is_empty() {
+        if args.rows.fill_of_rows.is_empty() {
             let rows = if model.packs() { PACKED } else { PADDED };
             return Ok(vec![of(&part(args, task_data, None, device)?, rows, None)?]);
         }
         let mut all = Vec::new();
-        for fill in args.fill_of_rows.iter().copied() {
+        for fill in args.rows.fill_of_rows.iter().copied() {
             if !(fill > 0.0 && fill <= 1.0) {
                 let message = format!("found {fill}; allowed: above 0, at most 1");
                 return Err(TrainerError::config("--fill-of-rows", message));
@@ -143,28 +143,28 @@ impl Workload {
 /// A part with a row for each sample. `fill` is the share of the rows that are tokens, where they have many lengths.
 fn part(args: &BenchArgs, task_data: &TaskData, fill: Option<f64>, device: Device) -> Result<Part, TrainerError> {
     tch::manual_seed(1);
-    let maker = Maker { batch: args.batch, padded: args.padded, fill, device };
+    let maker = Maker { batch: args.batch, padded: args.rows.padded, fill, device };
     Ok(match task_data {
         TaskData::Seq2Seq { vocab_size, .. } => {
-            let part = maker.text(*vocab_size, args.source)?;
-            let labels = maker.whole(*vocab_size, &[args.batch, args.target])?;
+            let part = maker.text(*vocab_size, args.rows.source)?;
+            let labels = maker.whole(*vocab_size, &[args.batch, args.rows.target])?;
             part.with("labels", maker.ignored_behind(&labels, args.batch / 2)?)
         }
         TaskData::Classification { vocab_size, labels, .. } => {
             let classes = labels.as_ref().map_or(2, |labels| labels.count() as u64);
             maker
-                .text(*vocab_size, args.source)?
+                .text(*vocab_size, args.rows.source)?
                 .with("labels", maker.whole(classes + 2, &[args.batch])?.f_sub_scalar(2)?)
         }
         TaskData::TokenLabels { vocab_size, names, .. } => {
             let labels = names.as_ref().map_or(2, |names| names.len() as u64);
-            let part = maker.text(*vocab_size, args.source)?;
-            let labels = maker.whole(labels + 2, &[args.batch, args.source])?.f_sub_scalar(2)?;
+            let part = maker.text(*vocab_size, args.rows.source)?;
+            let labels = maker.whole(labels + 2, &[args.batch, args.rows.source])?.f_sub_scalar(2)?;
             part.with("labels", maker.ignored_behind(&labels, 0)?)
         }
         TaskData::Contrastive { vocab_size, num_channels, image_size, max_length, .. } => {
             let pixels = maker.real(&[args.batch, *num_channels, *image_size, *image_size])?;
-            let length = args.source.min(i64::from(*max_length));
+            let length = args.rows.source.min(i64::from(*max_length));
             maker.text(*vocab_size, length)?.with("pixel_values", pixels)
         }
         TaskData::TimeSeries { features, sequence_length, classes, .. } => {
@@ -188,15 +188,15 @@ fn part(args: &BenchArgs, task_data: &TaskData, fill: Option<f64>, device: Devic
         }
         TaskData::Preference { vocab_size, .. } => {
             let side = |part: Part, prefix: &str| -> Result<Part, TrainerError> {
-                let ids = maker.whole(*vocab_size, &[args.batch, args.source])?;
+                let ids = maker.whole(*vocab_size, &[args.batch, args.rows.source])?;
                 Ok(part.with(&format!("{prefix}labels"), ids.shallow_clone()).with(&format!("{prefix}ids"), ids))
             };
             side(side(Part::default(), "")?, REJECTED_PREFIX)?
         }
         TaskData::Language { vocab_size, .. } => {
-            let ids = maker.whole(*vocab_size, &[args.batch, args.source])?;
+            let ids = maker.whole(*vocab_size, &[args.batch, args.rows.source])?;
             let labels = maker.ignored_behind(&ids, 0)?;
-            maker.masked(Part::default().with("ids", ids), args.source)?.with("labels", labels)
+            maker.masked(Part::default().with("ids", ids), args.rows.source)?.with("labels", labels)
         }
     })
 }

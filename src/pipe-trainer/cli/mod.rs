@@ -330,19 +330,8 @@ pub struct BenchArgs {
     /// adamw, adamw8bit or adafactor
     #[arg(long, default_value = "adamw")]
     pub optimizer: String,
-    /// With rows that are padded, so that there is a mask
-    #[arg(long)]
-    pub padded: bool,
-    /// Shares of the rows that are tokens, on average: rows of many lengths instead of full ones. Each share is timed twice, with rows that are padded
-    /// to the longest and with samples one behind the other, and prints two lines
-    #[arg(long, value_name = "SHARE", value_delimiter = ',', conflicts_with_all = ["padded", "sums", "trace"])]
-    pub fill_of_rows: Vec<f64>,
-    /// Tokens of a row, of a T5's source
-    #[arg(long, default_value_t = 512)]
-    pub source: i64,
-    /// Tokens of a T5's target
-    #[arg(long, default_value_t = 128)]
-    pub target: i64,
+    #[command(flatten)]
+    pub rows: RowArgs,
     #[arg(long, default_value = "bf16")]
     pub precision: String,
     /// With gradient checkpointing
@@ -365,6 +354,24 @@ pub struct BenchArgs {
     /// Writes what the card does in one more step, as a Chrome trace
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
+}
+
+/// The rows of random data.
+#[derive(Args)]
+pub struct RowArgs {
+    /// With rows that are padded, so that there is a mask
+    #[arg(long)]
+    pub padded: bool,
+    /// Shares of the rows that are tokens, on average: rows of many lengths instead of full ones. Each share is timed twice, with rows that are padded
+    /// to the longest and with samples one behind the other, and prints two lines
+    #[arg(long, value_name = "SHARE", value_delimiter = ',', conflicts_with_all = ["padded", "sums", "trace"])]
+    pub fill_of_rows: Vec<f64>,
+    /// Tokens of a row, of a T5's source
+    #[arg(long, default_value_t = 512)]
+    pub source: i64,
+    /// Tokens of a T5's target
+    #[arg(long, default_value_t = 128)]
+    pub target: i64,
 }
 
 /// The model whose steps are timed.

@@ -1,4 +1,4 @@
-//! What a model with an adapter computes for samples that stand one behind the other is what it computes for rows, dropout included.
+//! A model with an adapter computes the same for samples that stand one behind the other as for rows, dropout included.
 
 use std::path::{Path, PathBuf};
 
