@@ -1,6 +1,6 @@
 //! Adapters: which layers of a model get one, and what is trained then. The weights themselves are frozen, but for a head that is new.
 
-use pipe_spec::pipeline::{Adapter, AdapterTargets};
+use pipe_spec::pipeline::{Adapter, AdapterTargets, Quantize};
 use serde_json::{Map, Value, json};
 
 use crate::architecture::{Architecture, ModelConfig};
@@ -98,10 +98,11 @@ impl Lora {
     }
 
     /// What an estimate of memory must know of it. A layer is counted where one of its name has an adapter.
-    pub fn work(&self, architecture: &Architecture, is_quantized: bool) -> AdapterWork {
+    pub fn work(&self, architecture: &Architecture, quantize: Quantize) -> AdapterWork {
         let layer = |target: &String| architecture.adapts.iter().position(|name| *name == last_part(target));
         let layers = self.targets.iter().filter_map(layer).fold(0, |layers, layer| layers | 1 << layer);
-        AdapterWork { rank: self.rank as u128, drops: self.dropout > 0.0, is_quantized, layers }
+        let (rank, drops, names) = (self.rank as u128, self.dropout > 0.0, architecture.adapts);
+        AdapterWork { rank, drops, layers, quantize, names }
     }
 
     /// The parameters of a model, frozen, with those of the adapter behind each layer that has one.

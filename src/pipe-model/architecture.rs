@@ -53,8 +53,6 @@ pub trait ModelConfig {
 
     /// The same, where it is right for this work.
     fn step_memory_of(&self, work: &Work) -> Option<&dyn StepMemory> {
-        let is_counted =
-            |memory: &&dyn StepMemory| work.adapter.is_none_or(|one| memory.counts_adapters() && !one.is_quantized);
-        self.step_memory().filter(is_counted)
+        self.step_memory().filter(|memory| work.adapter.is_none() || memory.counts_adapters())
     }
 }

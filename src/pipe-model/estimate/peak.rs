@@ -103,6 +103,9 @@ fn count(parameter: &Parameter) -> u128 {
 
 /// Bytes of what is not learned: weights beside an adapter, and what is kept whatever the precision, such as counts.
 fn remembered(parameter: &Parameter, work: &Work) -> u128 {
+    if let Some(bytes) = work.adapter.and_then(|adapter| adapter.quantized(parameter)) {
+        return bytes;
+    }
     let each = match parameter.init {
         Init::Count => 8,
         _ if parameter.frozen && parameter.shape.len() > 1 => work.compute(),

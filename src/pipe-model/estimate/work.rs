@@ -1,6 +1,12 @@
 //! The settings that decide how much a training holds beside the model, and the share of each rank.
 
-use pipe_spec::pipeline::{OptimizerKind, Precision};
+use pipe_spec::pipeline::{OptimizerKind, Precision, Quantize};
+
+use crate::parameter::Parameter;
+
+/// Numbers that have one scale in 4 bits, and scales that have one.
+const BLOCK: u128 = 64;
+const OUTER_BLOCK: u128 = 256;
 
 /// Sizes are 128 bits wide while they are multiplied: no product of
 /// sizes that a pipeline and a config may have overflows.
@@ -25,7 +31,7 @@ pub struct Work {
     pub padded: bool,
     /// Whether anything of the model is dropped.
     pub drops: bool,
-    /// What is trained instead of the weights.
+    /// The adapter that is trained instead of the weights.
     pub adapter: Option<AdapterWork>,
 }
 
@@ -35,16 +41,32 @@ pub struct AdapterWork {
     pub rank: u128,
     /// Whether some of its input is dropped.
     pub drops: bool,
-    /// Whether the weights beside it are quantized.
-    pub is_quantized: bool,
     /// A bit for each layer of `Architecture::adapts`.
     pub layers: u32,
+    /// How the weights of all layers of `Architecture::adapts` are kept, and the names of these.
+    pub quantize: Quantize,
+    pub names: &'static [&'static str],
 }
 
 impl AdapterWork {
     /// Whether layer number `layer` of `Architecture::adapts` has one.
     pub fn is_beside(&self, layer: usize) -> bool {
         self.layers >> layer & 1 == 1
+    }
+
+    /// Bytes of a parameter that is quantized.
+    pub fn quantized(&self, parameter: &Parameter) -> Option<u128> {
+        let [rows, columns] = *parameter.shape.as_slice() else { return None };
+        let layer = parameter.name.strip_suffix(".weight")?.rsplit('.').next()?;
+        let numbers = (rows * columns) as u128;
+        let blocks = numbers.div_ceil(BLOCK);
+        let bytes = match self.quantize {
+            Quantize::None => return None,
+            Quantize::Int8 => numbers + rows as u128 * 4,
+            // Codes, a scale for each block, and a scale of scales for each block of these, beside their map.
+            Quantize::Nf4 => numbers.div_ceil(2) + blocks + blocks.div_ceil(OUTER_BLOCK) * 4 + 256 * 4,
+        };
+        (parameter.frozen && self.names.contains(&layer)).then_some(bytes)
     }
 }
 

@@ -100,6 +100,11 @@ impl<'a> Sizes<'a> {
         if self.work.mixed() && self.work.adapter.is_none() { weights * self.compute } else { 0 }
     }
 
+    /// Where quantized weights are made wide for a product.
+    fn made_wide(&self, weights: u128) -> u128 {
+        if self.work.adapter.is_some_and(|adapter| !adapter.quantize.is_none()) { weights * self.compute } else { 0 }
+    }
+
     /// The parameters of a layer that are trained: its own, or those of its adapter.
     fn trained(&self, layer: usize, inputs: u128, outputs: u128) -> u128 {
         match self.work.adapter {
@@ -170,6 +175,7 @@ impl<'a> Sizes<'a> {
         let output = self.narrow(width) + self.hidden().max(self.narrow_copy(width * queries));
         // The gradients of the output, of queries, and of keys and values for each head of queries.
         let wide = if heads.queries == heads.keys { 2 * of_keys } else { 2 * of_queries + of_keys };
+        let product = self.made_wide(width * queries);
         let made = 2 * of_queries + wide + attention.backward();
         let given = self.hidden() + if work.mixed() { self.narrow(width) } else { 0 };
         let projections = self.trained(Q, width, queries) + self.trained(K, width, keys) + self.trained(V, width, keys);
@@ -180,8 +186,10 @@ impl<'a> Sizes<'a> {
         Stage {
             name: format!("attention of layer {number}"),
             kept,
-            forward: kept + (of_queries + of_keys).max(output).max(attention.forward()),
-            backward: (kept + given + made).saturating_sub(to_come).max(after + self.beside(projections * self.weight)),
+            forward: kept + (of_queries + of_keys + product).max(output + product).max(attention.forward()),
+            backward: (kept + given + made)
+                .saturating_sub(to_come)
+                .max(after + product + self.beside(projections * self.weight)),
             gradients: (projections + self.trained(O, queries, width) + norms) * self.weight,
             logits: 0,
         }
@@ -205,13 +213,14 @@ impl<'a> Sizes<'a> {
         let kept = self.normed() + 2 * inner + product + adapted;
         let given = self.hidden() + if self.work.mixed() { self.narrow(width) } else { 0 };
         // The gradient of the activation, which takes the memory of what was kept; beside an adapter it comes in two parts.
-        let made = if layers { 2 * inner } else { inner + self.narrow(width) + self.narrow_copy(width * feed) };
+        let wide = self.made_wide(width * feed);
+        let made = if layers { 2 * inner + wide } else { inner + self.narrow(width) + self.narrow_copy(width * feed) };
         let gradients = (trained + if adapter.is_none() { width } else { 0 }) * self.weight;
         let after = self.narrow(width) + self.hidden().max(inner + self.narrow_copy(width * feed));
         Stage {
             name: format!("feed-forward part of layer {number}"),
             kept,
-            forward: kept + after,
+            forward: kept + after + wide,
             backward: kept + given + made + self.beside(gradients),
             gradients,
             logits: 0,

@@ -96,8 +96,9 @@ impl Definition {
         Ok(Self { config: with_task(definition.config, model.task()), quantize, prefers, ..definition })
     }
 
-    pub fn is_quantized(&self) -> bool {
-        !self.quantize.is_none()
+    /// How the weights beside an adapter are kept.
+    pub fn quantize(&self) -> Quantize {
+        self.quantize
     }
 
     /// With quantized weights beside an adapter.

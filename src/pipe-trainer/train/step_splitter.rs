@@ -103,7 +103,7 @@ impl StepSplitter {
                     drops: spec.train.dropout.map_or(config.drops(), |share| share > 0.0),
                     adapter: definition
                         .adapter()
-                        .map(|adapter| adapter.work(architecture(definition.arch()), definition.is_quantized())),
+                        .map(|adapter| adapter.work(architecture(definition.arch()), definition.quantize())),
                 };
                 Some(PartBudget::new(
                     config,

@@ -14,8 +14,8 @@ use pipe_model::memory::{
 };
 use pipe_model::{ConfigError, ModelConfig, Parameter};
 use pipe_spec::pipeline::{
-    Adapter, Arch, BatchSetting, Checkpointing, Data, Limit, Memory, OptimizerKind, Precision, Ranks, Shard, Split,
-    Train, Training, accum, share,
+    Adapter, Arch, BatchSetting, Checkpointing, Data, Limit, Memory, OptimizerKind, Precision, Quantize, Ranks, Shard,
+    Split, Train, Training, accum, share,
 };
 use serde::Serialize;
 use serde_json::{Map, Value};
@@ -104,7 +104,7 @@ struct ModelFacts {
     arch: Arch,
     config: Map<String, Value>,
     adapter: Option<Adapter>,
-    is_quantized: bool,
+    quantize: Quantize,
 }
 
 /// Why there is no forecast.
@@ -114,7 +114,7 @@ pub enum NoForecast {
     Config(#[from] ConfigError),
     #[error("{} has no estimate of memory; `pipe fit` measures the largest batch that fits", arch.name())]
     NoEstimate { arch: Arch },
-    #[error("a training of an adapter has no estimate of memory; `pipe fit` measures the largest batch that fits")]
+    #[error("adapters of this model have no estimate of memory; `pipe fit` measures the largest batch that fits")]
     Adapter,
 }
 
@@ -133,7 +133,7 @@ impl Forecaster {
                 arch: training.model.arch,
                 config: config.clone(),
                 adapter: training.adapter.clone(),
-                is_quantized: !training.model.quantize.is_none(),
+                quantize: training.model.quantize,
             },
             train: training.train.clone(),
             data: training.data.clone(),
@@ -157,12 +157,12 @@ impl Forecaster {
         let architecture = pipe_model::architecture(arch);
         let adapter = self.model.adapter.as_ref().map(|adapter| Lora::new(adapter, architecture)).transpose()?;
         let memory = config.step_memory().ok_or(NoForecast::NoEstimate { arch })?;
-        if adapter.is_some() && (!memory.counts_adapters() || self.model.is_quantized) {
+        if adapter.is_some() && !memory.counts_adapters() {
             return Err(NoForecast::Adapter);
         }
         let own = config.parameters();
         let parameters = adapter.as_ref().map_or_else(|| own.clone(), |adapter| adapter.parameters(&own));
-        let adapter = adapter.map(|adapter| adapter.work(architecture, false));
+        let adapter = adapter.map(|adapter| adapter.work(architecture, self.model.quantize));
         let model = Model { config: config.as_ref(), memory, parameters, adapter };
         let capacity = self.capacity(card.as_ref().map(|card| card.total));
         let effective_batch = self.train.effective_batch;
