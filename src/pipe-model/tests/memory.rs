@@ -176,9 +176,11 @@ fn quantized_weights_are_counted() {
     let model = read_config(Arch::Llama, config.as_object().unwrap()).unwrap();
     let lora = Lora::new(&from_value(json!({"rank": 16})).unwrap(), architecture(Arch::Llama)).unwrap();
     let parameters = lora.parameters(&model.parameters());
-    for (quantize, batch, length, checkpointing, gib) in
-        [(Quantize::Nf4, 4, 2048, true, 9.18), (Quantize::Int8, 4, 2048, true, 12.33), (Quantize::Nf4, 1, 1024, false, 10.01)]
-    {
+    for (quantize, batch, length, checkpointing, gib) in [
+        (Quantize::Nf4, 4, 2048, true, 9.18),
+        (Quantize::Int8, 4, 2048, true, 12.33),
+        (Quantize::Nf4, 1, 1024, false, 10.01),
+    ] {
         let work = Work {
             precision: from_value("bf16".into()).unwrap(),
             optimizer: from_value("adamw".into()).unwrap(),
