@@ -97,7 +97,7 @@ impl Lora {
         self.alpha / if self.is_rank_stabilised { rank.sqrt() } else { rank }
     }
 
-    /// What an estimate of memory must know of it. A layer is counted where one of its name has an adapter.
+    /// The facts that an estimate of memory needs. A layer is counted where one of its name has an adapter.
     pub fn work(&self, architecture: &Architecture, quantize: Quantize) -> AdapterWork {
         let layer = |target: &String| architecture.adapts.iter().position(|name| *name == last_part(target));
         let layers = self.targets.iter().filter_map(layer).fold(0, |layers, layer| layers | 1 << layer);
