@@ -81,7 +81,7 @@ impl<'a> Sizes<'a> {
         self.tokens * width * self.compute
     }
 
-    /// What a norm keeps: its input, what it gives and a number for each token.
+    /// The bytes that a norm keeps: its input, what it gives and a number for each token.
     fn normed(&self) -> u128 {
         self.hidden() + self.narrow(self.width) + self.tokens * 4
     }
@@ -114,7 +114,7 @@ impl<'a> Sizes<'a> {
         }
     }
 
-    /// What the adapter of a layer keeps: what goes through the rank, and its input where some of it is dropped.
+    /// The bytes that the adapter of a layer keeps: what goes through the rank, and its input where some of it is dropped.
     fn adapted(&self, layer: usize, inputs: u128) -> u128 {
         match self.work.adapter {
             Some(adapter) if adapter.is_beside(layer) => {
@@ -208,7 +208,7 @@ impl<'a> Sizes<'a> {
         let is_beside = |layer: usize| adapter.is_some_and(|adapter| adapter.is_beside(layer));
         let layers = is_beside(GATE) || is_beside(UP) || is_beside(DOWN);
         let adapted = self.adapted(GATE, width) + self.adapted(UP, width) + self.adapted(DOWN, feed);
-        // What goes into the last product is kept for the gradient of its adapter alone, or dropped and counted above.
+        // The input of the last product is kept for the gradient of its adapter alone, or dropped and counted above.
         let product = if is_beside(DOWN) && !adapter.is_some_and(|adapter| adapter.drops) { inner } else { 0 };
         let kept = self.normed() + 2 * inner + product + adapted;
         let given = self.hidden() + if self.work.mixed() { self.narrow(width) } else { 0 };
