@@ -179,7 +179,8 @@ impl<'a> Sizes<'a> {
         let made = 2 * of_queries + wide + attention.backward();
         let given = self.hidden() + if work.mixed() { self.narrow(width) } else { 0 };
         let projections = self.trained(Q, width, queries) + self.trained(K, width, keys) + self.trained(V, width, keys);
-        let to_come = self.beside_none(projections * self.weight);
+        // Where later passes find gradients there already, none is still to come.
+        let to_come = if work.accum > 1 { 0 } else { projections * self.weight };
         // The gradients of the input of each of them, added up.
         let after = self.normed() + self.hidden() + of_queries + 2 * of_keys + 2 * self.narrow(width);
         let norms = if work.adapter.is_none() { width } else { 0 };
@@ -195,18 +196,13 @@ impl<'a> Sizes<'a> {
         }
     }
 
-    /// Gradients that are still to come at a moment of a stage that counts them.
-    fn beside_none(&self, gradients: u128) -> u128 {
-        if self.work.accum > 1 { 0 } else { gradients }
-    }
-
     fn feed_forward(&self, number: usize) -> Stage {
         let Self { width, feed, .. } = *self;
         let inner = self.narrow(feed);
         let trained = self.trained(GATE, width, feed) + self.trained(UP, width, feed) + self.trained(DOWN, feed, width);
         let adapter = self.work.adapter;
         let is_beside = |layer: usize| adapter.is_some_and(|adapter| adapter.is_beside(layer));
-        let layers = is_beside(GATE) || is_beside(UP) || is_beside(DOWN);
+        let is_adapted = is_beside(GATE) || is_beside(UP) || is_beside(DOWN);
         let adapted = self.adapted(GATE, width) + self.adapted(UP, width) + self.adapted(DOWN, feed);
         // The input of the last product is kept for the gradient of its adapter alone, or dropped and counted above.
         let product = if is_beside(DOWN) && !adapter.is_some_and(|adapter| adapter.drops) { inner } else { 0 };
@@ -214,7 +210,8 @@ impl<'a> Sizes<'a> {
         let given = self.hidden() + if self.work.mixed() { self.narrow(width) } else { 0 };
         // The gradient of the activation, which takes the memory of what was kept; beside an adapter it comes in two parts.
         let wide = self.made_wide(width * feed);
-        let made = if layers { 2 * inner + wide } else { inner + self.narrow(width) + self.narrow_copy(width * feed) };
+        let made =
+            if is_adapted { 2 * inner + wide } else { inner + self.narrow(width) + self.narrow_copy(width * feed) };
         let gradients = (trained + if adapter.is_none() { width } else { 0 }) * self.weight;
         let after = self.narrow(width) + self.hidden().max(inner + self.narrow_copy(width * feed));
         Stage {
