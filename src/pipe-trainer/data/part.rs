@@ -274,17 +274,19 @@ impl PartShape {
         let (mut whole, mut used) = (0, 0);
         for (name, columns) in self.each_column(samples) {
             whole += columns.len() * self.length(name, &columns);
-            let is_text = matches!(name, "input_ids" | "ids");
-            used += samples
-                .iter()
-                .zip(&columns)
-                .map(|(sample, column)| match sample.column(MASK).filter(|_| is_text) {
-                    Some(mask) => tokens(mask).iter().filter(|token| **token != 0).count().max(1),
-                    None => self.packed_length(name, tokens(column).len()),
-                })
-                .sum::<usize>();
+            let rows = samples.iter().zip(columns);
+            used += rows.map(|(sample, column)| self.visible_length(sample, name, column)).sum::<usize>();
         }
         whole - used.min(whole) <= whole / LITTLE_PADDING
+    }
+
+    /// Tokens of a column that no mask hides.
+    fn visible_length(&self, sample: &Sample, name: &str, column: &Column) -> usize {
+        let is_text = matches!(name, "input_ids" | "ids");
+        match sample.column(MASK).filter(|_| is_text) {
+            Some(mask) => tokens(mask).iter().filter(|token| **token != 0).count().max(1),
+            None => self.packed_length(name, tokens(column).len()),
+        }
     }
 
     /// Tokens one sample behind the other, with the rows of each column that has some of its own.
@@ -614,6 +616,18 @@ mod tests {
         assert_eq!((rounded.packed("input_ids").unwrap().longest(), rounded.packed("next").unwrap().longest()), (4, 4));
         let full = shape.in_full_length();
         assert_eq!(full.collate(&samples[1..]).unwrap().get("next").unwrap().size(), [1, 7]);
+    }
+
+    /// As rows are that somebody else has padded.
+    #[test]
+    fn tokens_behind_a_mask_are_padding() {
+        let mut samples = [sample(&[5, 6, 7, 8], 3), sample(&[5, 6, 9, 9], 4)];
+        let padding = Padding { column: "input_ids", with: 9, length: None, most: 7 };
+        let shape = PartShape::new(&[padding], Device::Cpu).packed(40).unpacked_for_attention();
+        let is_packed = |samples: &[Sample]| shape.collate(samples).unwrap().packed("input_ids").is_some();
+        assert!(!is_packed(&samples));
+        samples[1].columns[1].1 = Column::Tokens(vec![1, 1, 0, 0]);
+        assert!(is_packed(&samples));
     }
 
     #[test]
