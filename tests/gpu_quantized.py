@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Quantized weights on a card: what they stand for, to the bit of the CPU; a small llama beside transformers, and trained in one part and in three; and
-the times and memory of steps of a Llama with 8 billion random parameters.
+"""Quantized weights on a card: what they stand for, to the bit of the CPU; a small llama beside transformers, and trained in one part and in three; the
+times of products of few rows; and the times and memory of steps of a Llama with 8 billion random parameters.
 
-usage: gpu_quantized.py --bin FOLDER-OF-THE-BINARIES [bits] [parity] [training] [steps]
+usage: gpu_quantized.py --bin FOLDER-OF-THE-BINARIES [bits] [parity] [training] [products] [steps]
 Needs a python3 with torch and safetensors, and a CUDA card."""
 import argparse
 import glob
@@ -76,6 +76,17 @@ def training(binaries):
                     f"{quantize}, {optimizer}: losses {whole[0]:.3f} to {whole[-1]:.3f}; cut into three parts {apart:.1e} apart")
 
 
+def products(binaries):
+    lines = [json.loads(line) for line in ended(f"{binaries}/pipe-trainer-bench", "quantized-products").splitlines()]
+    print(f"{'matrix':>15} {'rows':>5} {'ms':>8} {'made wide':>10}")
+    for line in lines:
+        print(f"{' x '.join(map(str, line['matrix'])):>15} {line['rows']:5} {line['ms']:8.4f} {line['wide_ms']:10.4f}", flush=True)
+    few = [line for line in lines if line["rows"] <= 4]
+    say(all(line["apart"] < 1e-2 for line in lines), f"products of few rows are at most {max(line['apart'] for line in lines):.1e} from wide ones")
+    slow = [line for line in few if line["ms"] > line["wide_ms"]]
+    say(few and not slow, f"products of few rows are the faster ones: {slow or 'all'}")
+
+
 def steps(binaries):
     large = ["--model", "llama-8b", "--lora", "16", "--precision", "bf16", "--steps", "8"]
     shapes = [["--batch", "4", "--source", "2048", "--checkpointing"], ["--batch", "1", "--source", "1024"],
@@ -90,9 +101,9 @@ def steps(binaries):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bin", required=True)
-    parser.add_argument("parts", nargs="*", default=["bits", "parity", "training", "steps"])
+    parser.add_argument("parts", nargs="*", default=["bits", "parity", "training", "products", "steps"])
     given = parser.parse_args()
-    for name, part in (("bits", bits), ("parity", parity), ("training", training), ("steps", steps)):
+    for name, part in (("bits", bits), ("parity", parity), ("training", training), ("products", products), ("steps", steps)):
         if name in given.parts:
             part(os.path.abspath(given.bin))
 

@@ -83,6 +83,43 @@ template <typename T> void eight_bits(u32 rows, u32 columns, const std::string& 
   expect(differ == 0 && out.memory.intact(), name + ": " + std::to_string(differ) + " numbers differ");
 }
 
+// The sum of the rounded numbers in fp64.
+template <typename T, int ROWS> void product(u32 rows, u32 outputs, u32 columns, bool has_bias, const std::string& name) {
+  std::mt19937 generator(rows + columns);
+  std::normal_distribution<float> normal(0, 1);
+  u64 n = u64(outputs) * columns;
+  Array<unsigned char> packed(n / 2), codes(n / 64);
+  Array<float> scales((n / 64 + 255) / 256), map(256);
+  Array<T> x(rows * columns), bias(outputs), out(rows * outputs);
+  fill_map(map.data(), true);
+  for (u64 i = 0; i < n / 2; i++) packed[i] = (unsigned char)generator();
+  for (u64 i = 0; i < n / 64; i++) codes[i] = (unsigned char)generator();
+  for (u64 i = 0; i < (n / 64 + 255) / 256; i++) scales[i] = 0.01f + float(generator() % 1000) / 999;
+  for (u32 i = 0; i < rows * columns; i++) store(x[i], normal(generator));
+  for (u32 i = 0; i < outputs; i++) store(bias[i], normal(generator));
+  cpu::launch({(outputs + 1) / 2, 1, 1}, 64, 0, 1, [&] {
+    multiply_nf4<T, ROWS>(packed.data(), codes.data(), scales.data(), map.data(), 0.37f, x.data(), has_bias ? bias.data() : nullptr, out.data(), rows,
+                          outputs, columns);
+  });
+  for (u32 m = 0; m < rows; m++) {
+    for (u32 at = 0; at < outputs; at++) {
+      double want = has_bias ? wide(bias[at]) : 0, size = std::abs(want);
+      for (u32 k = 0; k < columns; k++) {
+        u64 i = u64(at) * columns + k;
+        volatile float scale = map[codes[i / 64]] * scales[i / 64 / 256];
+        scale = scale + 0.37f;
+        T narrow;
+        store(narrow, NF4[i % 2 ? packed[i / 2] & 15 : packed[i / 2] >> 4] * scale);
+        want += double(wide(narrow)) * wide(x[m * columns + k]);
+        size += std::abs(double(wide(narrow)) * wide(x[m * columns + k]));
+      }
+      double allowed = 1e-6 * size + (sizeof(T) == 2 ? std::abs(want) / 128 : 0);
+      if (std::abs(wide(out[m * outputs + at]) - want) > allowed) return expect(false, name + " is another one");
+    }
+  }
+  expect(out.memory.intact(), name + " wrote beside its memory");
+}
+
 // --- AdamW with moments of 8 bits -------------------------------------------------------------------------------------------------
 
 // One parameter, with what it begins with.
@@ -183,6 +220,10 @@ int main() {
     eight_bits<BF16>(7, columns, "bf16 of 8 bits, " + std::to_string(columns));
     eight_bits<float>(2, columns, "fp32 of 8 bits, " + std::to_string(columns));
   }
+  product<BF16, 1>(1, 5, 64, false, "product of a row");
+  product<BF16, 2>(2, 7, 1088, true, "product of two rows");
+  product<F16, 4>(3, 4, 2112, true, "product of three rows");
+  product<float, 4>(4, 3, 192, false, "product of four rows");
   updates<float>("AdamW of 8 bits in fp32");
   updates<BF16>("AdamW of 8 bits in bf16");
   return wrong ? 1 : 0;

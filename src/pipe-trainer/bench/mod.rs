@@ -30,6 +30,7 @@ pub fn run(command: &BenchCommand) -> Result<(), TrainerError> {
         BenchCommand::Parity(args) => parity::parity(args),
         BenchCommand::DropoutMasks(args) => parity::dropout_masks(args),
         BenchCommand::QuantizedWeights(args) => quantized::quantized_weights(args),
+        BenchCommand::QuantizedProducts => quantized::quantized_products(),
         BenchCommand::Steps(args) => time_steps(args),
     })
 }

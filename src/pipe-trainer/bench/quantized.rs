@@ -1,8 +1,10 @@
-//! Quantized matrices and what they stand for, to compare two devices.
+//! Quantized matrices: what they stand for, to compare two devices, and the times of products with them.
+
+use std::time::Instant;
 
 use pipe_spec::pipeline::{Memory, Quantize};
 use serde_json::{Map, Value, json};
-use tch::{Device, Kind, Tensor};
+use tch::{Device, Kind, TchError, Tensor};
 
 use crate::cli::QuantizedWeightsArgs;
 use crate::device::Hardware;
@@ -31,6 +33,46 @@ pub fn quantized_weights(args: &QuantizedWeightsArgs) -> Result<(), TrainerError
     }
     println!("{}", Value::Object(digests));
     Ok(())
+}
+
+/// Products of as many rows as are generated at a time.
+const ROWS: [i64; 5] = [1, 2, 3, 4, 5];
+
+/// One beside the other: the matrix as it is where that is done for so many rows, and made wide for the product.
+pub fn quantized_products() -> Result<(), TrainerError> {
+    let hardware = Hardware::cuda(0, &Memory::default())?;
+    let _guard = tch::no_grad_guard();
+    let options = (Kind::BFloat16, hardware.device);
+    for [outputs, columns] in [[4096, 4096], [14336, 4096], [4096, 14336]] {
+        let matrix = Tensor::f_randn([outputs, columns], options)?;
+        let quantized = Quantized::new(&matrix, Quantize::Nf4)?.expect("it has four bits");
+        for rows in ROWS {
+            let x = Tensor::f_randn([rows, columns], options)?;
+            let made_wide = || quantized.wide(Kind::BFloat16).and_then(|mut wide| x.f_matmul(&wide.f_t_()?));
+            let (ms, product) = timed(&hardware, || quantized.linear(&x, None))?;
+            let (wide_ms, want) = timed(&hardware, made_wide)?;
+            let apart = product.f_sub(&want)?.f_norm()?.double_value(&[]) / want.f_norm()?.double_value(&[]);
+            println!("{}", json!({"matrix": [outputs, columns], "rows": rows, "ms": ms, "wide_ms": wide_ms, "apart": apart}));
+        }
+    }
+    Ok(())
+}
+
+/// The mean time of a hundred, after some that are not counted.
+fn timed(
+    hardware: &Hardware,
+    product: impl Fn() -> Result<Tensor, TchError>,
+) -> Result<(f64, Tensor), TrainerError> {
+    for _ in 0..10 {
+        let _ = product()?;
+    }
+    hardware.synchronize();
+    let clock = Instant::now();
+    for _ in 0..100 {
+        let _ = product()?;
+    }
+    hardware.synchronize();
+    Ok((clock.elapsed().as_secs_f64() * 10.0, product()?))
 }
 
 /// A hash of every bit.

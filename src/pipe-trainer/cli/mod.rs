@@ -265,6 +265,8 @@ pub enum BenchCommand {
     DropoutMasks(DropoutMasksArgs),
     /// Print digests of what quantized weights stand for, as one JSON object, to compare two devices
     QuantizedWeights(QuantizedWeightsArgs),
+    /// Time products of few rows with a matrix of 4 bits on the card, as it is and made wide first: a line of JSON for each
+    QuantizedProducts,
     /// Time training steps on random data, and print a line of JSON
     Steps(BenchArgs),
 }

@@ -144,7 +144,15 @@ inline Kernel spin() { return {"spin", 512}; }
 
 // --- Quantized weights and moments ----------------------------------------------------------------------------------------------
 
+// With so many rows a product reads a matrix of 4 bits as it is; with more it is made wide first.
+constexpr int64_t FEW_ROWS = 4;
+
 inline Kernel dequantize_nf4(Type type) { return {"dequantize_nf4<" + name(type) + ">", 256}; }
+// Of `rows` rows at most with a matrix of 4 bits.
+inline Kernel multiply_nf4(Type type, int64_t rows) {
+  int64_t most = rows <= 1 ? 1 : rows <= 2 ? 2 : FEW_ROWS;
+  return {"multiply_nf4<" + name(type) + ", " + std::to_string(most) + ">", 256};
+}
 inline Kernel dequantize_int8(Type type) { return {"dequantize_int8<" + name(type) + ">", 128}; }
 // Of parameters in bf16 or fp32.
 inline Kernel adamw_8bit(Type type) { return {"adamw_8bit<" + name(type) + ">", 256}; }
@@ -157,6 +165,7 @@ inline std::vector<Kernel> general() {
   for (auto type : TYPES) {
     all.push_back(dequantize_nf4(type));
     all.push_back(dequantize_int8(type));
+    for (int64_t rows : {1, 2, 4}) all.push_back(multiply_nf4(type, rows));
     all.push_back(drop_weights(type));
     all.push_back(cross_entropy(type));
     all.push_back(turn(type));

@@ -20,6 +20,8 @@ __constant__ float NF4[16] = {-1.0f,
                               0.7229568362236023f,
                               1.0f};
 
+struct alignas(16) FourWords { u32 v[4]; };
+
 // The scale of a block of 64 is itself a number of 8 bits, in blocks of 256.
 struct BlockScales {
   const unsigned char* codes;
@@ -67,6 +69,54 @@ __global__ void dequantize_nf4(const unsigned char* packed, const unsigned char*
   if (blockIdx.x == 0 && at < n) {
     u32 code = at % 2 ? packed[at / 2] & 15 : packed[at / 2] >> 4;
     store(out[at], __fmul_rn(values[code], scales.at(at / 64, numbers)));
+  }
+}
+
+// The product of few rows with a matrix of such numbers, which is never written wide: out[m][n] = x[m] . w[n] + bias[n]. A warp takes a row of
+// the matrix, a lane 32 numbers of it at a time, rounded as `dequantize_nf4` rounds them. `columns` is a multiple of 64.
+template <typename T, int ROWS>
+__global__ void multiply_nf4(const unsigned char* packed, const unsigned char* scale_codes, const float* scales_of_scales, const float* map,
+                             float offset, const T* x, const T* bias, T* out, u32 rows, u32 outputs, u32 columns) {
+  __shared__ float values[16];
+  __shared__ float numbers[256];
+  for (u32 i = threadIdx.x; i < 256; i += blockDim.x) numbers[i] = map[i];
+  if (threadIdx.x < 16) values[threadIdx.x] = NF4[threadIdx.x];
+  __syncthreads();
+  u32 n = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32, lane = threadIdx.x % 32;
+  // Whole warps leave.
+  if (n >= outputs) return;
+  BlockScales scales{scale_codes, scales_of_scales, offset};
+  u64 row = u64(n) * columns;
+  float sums[ROWS];
+#pragma unroll
+  for (int m = 0; m < ROWS; m++) sums[m] = 0;
+  for (u32 k = lane * 32; k < columns; k += 32 * 32) {
+    FourWords bits = *(const FourWords*)(packed + (row + k) / 2);
+    float scale = scales.at((row + k) / 64, numbers);
+#pragma unroll
+    for (int word = 0; word < 4; word++) {
+      float w[8];
+#pragma unroll
+      for (int i = 0; i < 8; i++) {
+        T narrow;
+        store(narrow, __fmul_rn(values[bits.v[word] >> (i / 2 * 8 + (i % 2 ? 0 : 4)) & 15], scale));
+        w[i] = wide(narrow);
+      }
+#pragma unroll
+      for (int m = 0; m < ROWS; m++) {
+        if (u32(m) >= rows) break;
+        Eight<T> y = ((const Eight<T>*)(x + u64(m) * columns + k))[word];
+#pragma unroll
+        for (int i = 0; i < 8; i++) sums[m] += w[i] * wide(y.v[i]);
+      }
+    }
+  }
+#pragma unroll
+  for (int m = 0; m < ROWS; m++) {
+    if (u32(m) >= rows) break;
+#pragma unroll
+    for (int other = 16; other > 0; other >>= 1) sums[m] += __shfl_xor_sync(0xFFFFFFFFu, sums[m], other);
+    if (lane == 0) store(out[u64(m) * outputs + n], sums[m] + (bias ? wide(bias[n]) : 0));
   }
 }
 

@@ -16,6 +16,24 @@ struct QuantizedWeight {
 
   bool has_four_bits() const { return map.defined(); }
 
+  // Whether the product with `x` [few, columns] takes the numbers as they are, which is faster then.
+  bool multiplies(const Tensor& x) const {
+    return has_four_bits() && x.is_cuda() && x.size(0) > 0 && x.size(0) <= kernels::FEW_ROWS && columns % 64 == 0;
+  }
+
+  // x w^T + bias, of few rows. Sums are in fp32.
+  Tensor product(const Tensor& in, const Tensor& bias) const {
+    auto x = in.contiguous();
+    auto out = at::empty({x.size(0), rows}, x.options());
+    auto kernel = kernels::multiply_nf4(cuda::type_of(x.scalar_type()), x.size(0));
+    const void *pc = codes.data_ptr(), *ps = scales.data_ptr(), *pss = scales_of_scales.data_ptr(), *pm = map.data_ptr(), *px = x.data_ptr();
+    const void* pb = bias.defined() ? bias.data_ptr() : nullptr;
+    int64_t warps = kernel.threads / 32;
+    cuda::launch_grid(x.device(), kernel, {(rows + warps - 1) / warps, 1, 1}, pc, ps, pss, pm, float(offset), px, pb, out.data_ptr(),
+                      uint32_t(x.size(0)), uint32_t(rows), uint32_t(columns));
+    return out;
+  }
+
   // [rows, columns]
   Tensor wide(at::ScalarType type) const {
     auto out = at::empty({rows, columns}, scales.options().dtype(type));
@@ -90,7 +108,7 @@ struct QuantizedWeight {
                                     1.0f};
 };
 
-// in weight^T + bias. The weight is wide for the time of a product alone, and has no gradient.
+// in weight^T + bias. The weight is wide for the time of a product alone, if at all, and has no gradient.
 struct QuantizedLinear : torch::autograd::Function<QuantizedLinear> {
   static Tensor forward(AutogradContext* ctx, Tensor in, Optional added, QuantizedWeight weight) {
     auto bias = added.value_or(Tensor());
@@ -110,8 +128,9 @@ struct QuantizedLinear : torch::autograd::Function<QuantizedLinear> {
     saved["type"] = int64_t(type);
     auto sizes = in.sizes().vec();
     sizes.back() = weight.rows;
-    auto by = weight.wide(type).t();
     auto x = rows_of(in);
+    if (weight.multiplies(x)) return weight.product(x, bias.defined() ? bias.to(type).contiguous() : bias).view(sizes);
+    auto by = weight.wide(type).t();
     return (bias.defined() ? at::addmm(bias.to(type), x, by) : x.mm(by)).view(sizes);
   }
 
