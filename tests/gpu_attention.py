@@ -121,7 +121,7 @@ class AttentionArguments(ctypes.Structure):
         [(name, AttentionTensor) for name in ("q", "k", "v", "o", "d_o", "d_q", "d_k", "d_v")]
         + [(name, ctypes.c_void_p) for name in ("bias", "lengths", "lse", "rows", "d_bias_blocks", "d_bias", "q_offsets", "k_offsets", "q_tiles", "k_tiles")]
         + [(name, ctypes.c_uint32) for name in ("batch", "heads", "queries", "keys", "width", "distances", "origin", "tiles", "sums", "is_causal")]
-        + [("scale", ctypes.c_float), ("dropout", AttentionDropout)]
+        + [("scale", ctypes.c_float), ("shared", ctypes.c_uint32), ("dropout", AttentionDropout)]
     )
 
 
@@ -163,6 +163,9 @@ class Plan:
         return [self.forward[0]] + [kernel[0] for kernel in self.backward]
 
 
+assert ctypes.sizeof(AttentionArguments) == 416, "as in attention.cu"
+
+
 # --- Small shapes without torch ---------------------------------------------------------------------------------------------
 
 
@@ -199,7 +202,7 @@ def small():
             return upload(random.standard_normal(count).astype(numpy.float32))
 
         a = AttentionArguments(
-            batch=b, heads=h, queries=lq, keys=lk, width=width, distances=lq + lk - 1, origin=lq - 1, is_causal=causal, scale=0.1,
+            batch=b, heads=h, queries=lq, keys=lk, width=width, distances=lq + lk - 1, origin=lq - 1, is_causal=causal, scale=0.1, shared=1,
             dropout=dropout_of(share, 5, 3),
         )
         for name in ("q", "o", "d_o", "d_q"):
@@ -246,7 +249,7 @@ class Attention:
         self.kept = [q, k, v, bias, lengths]
         self.arguments = AttentionArguments(
             batch=batch, heads=heads, queries=queries, keys=keys, width=width, distances=queries + keys - 1, origin=queries - 1,
-            is_causal=causal, scale=scale, dropout=dropout_of(share, seed, first_sample), lse=self.lse.data_ptr(), rows=self.rows.data_ptr(),
+            is_causal=causal, scale=scale, shared=1, dropout=dropout_of(share, seed, first_sample), lse=self.lse.data_ptr(), rows=self.rows.data_ptr(),
         )
         for name, tensor in (("q", q), ("k", k), ("v", v)):
             setattr(self.arguments, name, self.view(tensor))
