@@ -108,9 +108,10 @@ impl ModelConfig for TabularConfig {
     }
 }
 
-/// Products of layers that are at least this wide take so many bytes more, as measured.
+/// The bytes that products take beside their results, as measured: those of layers that are at least so wide, and of others.
 const WIDE: u128 = 512;
 const PRODUCTS: u128 = 64 << 20;
+const NARROW_PRODUCTS: u128 = 2 << 20;
 
 impl StepMemory for TabularConfig {
     /// Without the inputs as long as the data has not decided them.
@@ -120,7 +121,7 @@ impl StepMemory for TabularConfig {
         let narrowed = |weights: u128| if work.mixed() { weights * work.compute() } else { 0 };
         // A gradient of the norm and what it took are in fp32 for a moment.
         let widened = if work.compute() < 4 { 2 * state } else { 0 };
-        let products = if hidden >= WIDE { PRODUCTS } else { 0 };
+        let products = if hidden >= WIDE { PRODUCTS } else { NARROW_PRODUCTS };
         let stage = |name: String, kept: u128, inside: u128, weights: u128| Stage {
             name,
             kept,

@@ -129,15 +129,13 @@ fn the_peak_is_as_measured() {
     assert!(median <= 0.01, "the median error is {:.2} %", median * 100.0);
     assert!(lowest.0 >= -0.035, "{} is {:.2} % below the truth", lowest.1, lowest.0 * -100.0);
     assert!(highest.0 <= 0.08, "{} is {:.2} % above the truth", highest.1, highest.0 * 100.0);
-    // cuDNN takes what it likes for an LSTM, and a small table takes next to nothing.
-    let is_counted = |arch: Arch| !matches!(arch, Arch::HybridCnnLstm | Arch::Tabular);
-    for one in all.iter().filter(|one| is_counted(one.arch)) {
-        assert!(error(one) >= MOST_BELOW, "{} is {:.2} % below the truth", one.name, error(one) * -100.0);
-    }
+    // The limit within which a small LSTM in fp32 still runs is known to a segment alone.
+    let low: Vec<&str> = errors.iter().filter(|(error, _)| *error < MOST_BELOW).map(|(_, name)| *name).collect();
+    assert_eq!(low, ["hybrid-64-512x2-forward fp32 128x0x0"]);
 }
 
 /// The share that an estimate may be below the truth.
-const MOST_BELOW: f64 = -0.0125;
+const MOST_BELOW: f64 = -0.0105;
 
 /// Predicted and measured, in MiB above what is held between steps: what is kept, the most going forward and going back.
 fn row(one: &Configuration) -> String {

@@ -52,17 +52,17 @@ pub fn quantized_products() -> Result<(), TrainerError> {
             let (ms, product) = timed(&hardware, || quantized.linear(&x, None))?;
             let (wide_ms, want) = timed(&hardware, made_wide)?;
             let apart = product.f_sub(&want)?.f_norm()?.double_value(&[]) / want.f_norm()?.double_value(&[]);
-            println!("{}", json!({"matrix": [outputs, columns], "rows": rows, "ms": ms, "wide_ms": wide_ms, "apart": apart}));
+            println!(
+                "{}",
+                json!({"matrix": [outputs, columns], "rows": rows, "ms": ms, "wide_ms": wide_ms, "apart": apart})
+            );
         }
     }
     Ok(())
 }
 
 /// The mean time of a hundred, after some that are not counted.
-fn timed(
-    hardware: &Hardware,
-    product: impl Fn() -> Result<Tensor, TchError>,
-) -> Result<(f64, Tensor), TrainerError> {
+fn timed(hardware: &Hardware, product: impl Fn() -> Result<Tensor, TchError>) -> Result<(f64, Tensor), TrainerError> {
     for _ in 0..10 {
         let _ = product()?;
     }
