@@ -118,15 +118,13 @@ impl WordLoss {
         // Both are there already and are multiplied by the gradient of the loss in place; that of the head is then widened, or is what
         // `gradients` says.
         let backward = if work.mixed() { hidden + head } else { hidden };
-        // The gradient of the passes before is there already.
-        let beside = if work.accum > 1 { gradient } else { 0 };
         let narrow_head = if work.mixed() && trains_head { head } else { 0 };
         [
             Stage {
                 name: "the head".to_owned(),
                 kept: hidden + head,
                 forward: hidden + head,
-                backward: backward + beside,
+                backward: backward + work.beside(gradient),
                 gradients: gradient,
                 logits: 0,
             },
