@@ -2,7 +2,6 @@
 //! data.
 
 mod parity;
-mod quantized;
 mod workload;
 
 use std::time::Instant;
@@ -29,7 +28,7 @@ pub fn run(command: &BenchCommand) -> Result<(), TrainerError> {
     boundary::guard(|| match command {
         BenchCommand::Parity(args) => parity::parity(args),
         BenchCommand::DropoutMasks(args) => parity::dropout_masks(args),
-        BenchCommand::QuantizedWeights(args) => quantized::quantized_weights(args),
+        BenchCommand::QuantizedWeights(args) => parity::quantized_weights(args),
         BenchCommand::Steps(args) => time_steps(args),
     })
 }

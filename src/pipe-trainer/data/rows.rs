@@ -21,7 +21,7 @@ use super::source::{ROWS_PER_COLUMN, Source};
 use super::tensors::TensorRows;
 use crate::boundary;
 use crate::error::TrainerError;
-use crate::host::activity;
+use crate::host;
 use crate::random::{Purpose, Random};
 
 /// Without rows that have more or fewer cells than there are columns: `Opener::rows` says so, or refuses them.
@@ -151,13 +151,13 @@ pub fn file_and_line(rows: &Rows, row: usize) -> String {
 /// The next record of a table, which an out-of-memory error names.
 pub fn next_record(records: &mut CsvRecords<'_>) -> Option<Result<StringRecord, TrainerError>> {
     let (path, number) = (records.path(), records.number());
-    let record = activity::during(format_args!("row {number} of {}", path.display()), || records.next())?;
+    let record = host::during(format_args!("row {number} of {}", path.display()), || records.next())?;
     Some(record.map_err(TrainerError::from).and_then(|record| boundary::check_host_memory().map(|()| record)))
 }
 
 /// Does `work` on a row or a text, which an out-of-memory error names.
 pub fn during<T>(place: Place<'_>, work: impl FnOnce() -> Result<T, TrainerError>) -> Result<T, TrainerError> {
-    activity::during(format_args!("{place}"), || {
+    host::during(format_args!("{place}"), || {
         let done = work()?;
         boundary::check_host_memory().map(|()| done)
     })

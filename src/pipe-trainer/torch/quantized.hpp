@@ -7,6 +7,8 @@
 
 // --- Weights ----------------------------------------------------------------------------------------------------------------------
 
+constexpr float NF4[16] = NF4_NUMBERS;
+
 struct QuantizedWeight {
   Tensor codes;   // 4 bits: two of them in a byte, the first in its upper half; 8 bits: [rows, columns]
   Tensor scales;  // 4 bits: a code for each block of 64; 8 bits: a number for each row
@@ -72,7 +74,6 @@ struct QuantizedWeight {
     });
   }
 
-  static constexpr float NF4[16] = NF4_NUMBERS;
 };
 
 // in weight^T + bias. The weight is wide for the time of a product alone, and has no gradient.
