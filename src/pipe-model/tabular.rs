@@ -118,15 +118,14 @@ impl StepMemory for TabularConfig {
     fn stages(&self, work: &Work) -> Vec<Stage> {
         let (hidden, inputs) = (self.hidden_size as u128, self.inputs() as u128);
         let state = work.batch * hidden * work.compute();
-        let narrowed = |weights: u128| if work.mixed() { weights * work.compute() } else { 0 };
         // A gradient of the norm and what it took are in fp32 for a moment.
         let widened = if work.compute() < 4 { 2 * state } else { 0 };
         let products = if hidden >= WIDE { PRODUCTS } else { NARROW_PRODUCTS };
         let stage = |name: String, kept: u128, inside: u128, weights: u128| Stage {
             name,
             kept,
-            forward: kept + inside + narrowed(weights),
-            backward: kept + 2 * inside + narrowed(weights) + widened + products,
+            forward: kept + inside + work.narrow_copy(weights),
+            backward: kept + 2 * inside + work.narrow_copy(weights) + widened + products,
             gradients: weights * work.weight(),
             logits: 0,
         };

@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use pipe_model::TaskData;
 use pipe_spec::Inspection;
-use pipe_spec::inspection::{ClassCount, Lengths, Split, StepParts};
 use pipe_spec::pipeline::{self, BatchSetting, Data, Limit, Task};
+use pipe_spec::trainer::{ClassCount, Lengths, Split, StepParts};
 use tch::Device;
 
 use crate::data::{

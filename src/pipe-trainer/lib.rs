@@ -51,7 +51,7 @@ pub fn run(command: &Command, console: Console) -> Result<(), TrainerError> {
         Command::Data(DataCommand::Pictures(args)) => synthetic::cars::generate(args),
         Command::Data(DataCommand::Stories(args)) => synthetic::stories::generate(args),
         Command::Data(DataCommand::Talks(args)) => synthetic::TALKS.generate(args),
-        Command::Data(DataCommand::Series(args)) => synthetic::series::generate(args),
-        Command::Data(DataCommand::Table(args)) => synthetic::table::generate(args),
+        Command::Data(DataCommand::Series(args)) => synthetic::tables::generate_series(args),
+        Command::Data(DataCommand::Table(args)) => synthetic::tables::generate_table(args),
     }
 }

@@ -370,6 +370,9 @@ errors! {
     EngineLost { reason: String } => Unavailable,
         ["the connection to the engine was lost while the job was running: {reason}"]
         hint ["start the engine again, then continue with `pipe resume`"];
+    JobStays { seconds: u64 } => Unavailable,
+        ["the job did not end within {seconds} s of being killed"]
+        hint ["see what holds its processes (`ps` shows D for one that waits for a disk), then continue with `pipe resume`"];
     CutOff { reason: String } => Unavailable,
         ["the job does not come to its end: {reason}"]
         hint ["find out what ends it, then continue with `pipe resume`"];
@@ -396,7 +399,7 @@ impl Error {
             Self::TrainingFailed { reason, .. } | Self::CommandFailed { reason } => tells_of_machine(reason),
             Self::Engine { refused, .. } => !refused,
             Self::NoRoom { .. } | Self::NoSpace { .. } | Self::Hub { .. } => true,
-            Self::NoEngine { .. } | Self::EngineLost { .. } | Self::CutOff { .. } => true,
+            Self::NoEngine { .. } | Self::EngineLost { .. } | Self::JobStays { .. } | Self::CutOff { .. } => true,
             Self::NoGpu { .. } | Self::UncountedGpus | Self::NoTrainer { .. } => true,
             Self::NoQueue { .. } | Self::Journal { .. } | Self::Ledger { .. } => true,
             _ => false,

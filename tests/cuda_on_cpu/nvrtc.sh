@@ -15,7 +15,7 @@ if [ -z "$library" ]; then
 fi
 work=$(mktemp -d); trap 'rm -rf "$work"' EXIT
 # The files that the trainer compiles, in its order.
-grep -o 'include_str!("[a-z_]*\.cu")' "$torch/card.rs" | cut -d '"' -f 2 | while read -r name; do cat "$torch/$name"; done > "$work/kernels.cu"
+grep -o 'include_str!("[a-z_]*\.[a-z]*")' "$torch/card.rs" | cut -d '"' -f 2 | while read -r name; do cat "$torch/$name"; done > "$work/kernels.cu"
 ${CXX:-g++} -std=c++17 -O1 -Wall -o "$work/nvrtc" "$here/nvrtc.cpp" -ldl
 parts=2; status=0; jobs=()
 for ((part = 0; part < parts; part++)); do

@@ -3,6 +3,7 @@
 #include "cuda.hpp"
 
 #include "../../src/pipe-trainer/torch/kernels.cu"
+#include "../../src/pipe-trainer/torch/quantized_numbers.hpp"
 #include "../../src/pipe-trainer/torch/quantized.cu"
 
 #include <string>

@@ -59,7 +59,6 @@ impl Running {
     }
 
     /// Waits until it has said `text`.
-    #[allow(dead_code)] // The runner's tests alone use it.
     #[track_caller]
     pub fn wait_until_it_says(&mut self, text: &str) {
         let began = Instant::now();

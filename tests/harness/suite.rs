@@ -20,7 +20,9 @@ pub enum Needs {
     Docker,
     /// To be root, for mounts and other users.
     Root,
-    /// The same, and `mkfs.ext4`.
+    /// The same, and the freezer of control groups of version 1: what it has frozen cannot be killed.
+    Freezer,
+    /// To be root and have `mkfs.ext4`.
     Ext4,
     /// The packages of tests/transformers.txt, or a python3 that has them.
     Transformers,
@@ -86,6 +88,10 @@ impl Needs {
             Self::Ext4 => {
                 (!root() || !succeeds(Command::new("mkfs.ext4").arg("-V"))).then_some("not root, or no mkfs.ext4")
             }
+            Self::Freezer => {
+                let freezer = std::path::Path::new("/sys/fs/cgroup/freezer/cgroup.procs").is_file();
+                (!root() || !freezer).then_some("not root, or no freezer of control groups")
+            }
             Self::Slurm => {
                 (!root() || !slurm()).then_some("not root, or no Slurm; `tests/slurm/cluster install` installs it")
             }
@@ -112,7 +118,9 @@ impl Needs {
             Self::Docker26 => Some("PIPE_REQUIRE_DOCKER26"),
             Self::Slurm | Self::SlurmAndDocker => Some("PIPE_REQUIRE_SLURM"),
             Self::Transformers => Some("PIPE_REQUIRE_TRANSFORMERS"),
-            Self::Ext4 | Self::Mlflow | Self::Wandb | Self::Optuna | Self::Optuna4 | Self::Python => None,
+            Self::Freezer | Self::Ext4 | Self::Mlflow | Self::Wandb | Self::Optuna | Self::Optuna4 | Self::Python => {
+                None
+            }
         }
     }
 }

@@ -13,7 +13,7 @@ use std::io::Write;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use pipe_spec::event::{Started, StartedMemory};
-use pipe_spec::inspection::Split;
+use pipe_spec::trainer::Split;
 use pipe_spec::{EventKind, Inspection, RunFolder, TrainerExit, TrainerSpec};
 
 use events::{Events, job_folder, started, step};

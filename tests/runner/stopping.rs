@@ -2,7 +2,9 @@
 
 use std::ffi::OsStr;
 use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 
+use crate::harness::folder::repository;
 use crate::harness::{Needs, Suite};
 use crate::stand_ins::job;
 
@@ -15,6 +17,8 @@ pub fn tests(suite: &mut Suite) {
     suite.any_engine("stopping::pipe_stop_now", stop_now);
     suite.any_engine("stopping::pipe_killed_while_it_stops", killed_meanwhile);
     suite.test("stopping::a_container_that_has_just_started::docker", Needs::Docker, only_begun);
+    suite.test("stopping::before_a_container_is_taken_over::docker", Needs::Docker, before_takeover);
+    suite.thorough("stopping::a_job_that_cannot_be_killed::process", Needs::Freezer, unkillable);
     suite.test("stopping::killed_pipe_ends_its_child::process", Needs::Nothing, killed_pipe_process);
     suite.test("stopping::killed_pipe_leaves_a_container_that_rm_cleans::docker", Needs::Docker, killed_pipe_docker);
     suite.test("stopping::rm_refuses_a_running_run::process", Needs::Nothing, rm_refuses);
@@ -47,7 +51,7 @@ fn left_behind() {
     folder.wait_for_log(1, "sleeping");
     let id = running.id();
     drop(running);
-    assert!(!std::path::Path::new(&format!("/proc/{id}")).exists());
+    assert!(!Path::new(&format!("/proc/{id}")).exists());
     assert_eq!(folder.show()["status"], "stopped");
 }
 
@@ -110,6 +114,53 @@ fn only_begun() {
     running.signal("INT");
     running.end().exits(130);
     assert_eq!(folder.show()["attempts"][0]["exit_code"], 143);
+}
+
+/// The `pipe` that takes a run over still waits for its data, which are gone from the cache, when it is asked to stop.
+fn before_takeover() {
+    let folder = job::folder("sleep", "");
+    let rows = std::fs::read(repository().join("tests/fixtures/data/snappy.parquet")).unwrap();
+    let fields = "fields: {source: ingredients, target: directions}, tokenizer: tokenizer.json";
+    let data = format!("{{train: rows.parquet, {fields}}}");
+    folder
+        .write("job.yaml", folder.read("job.yaml").replace("{train: train.jsonl}", &data))
+        .write("rows.parquet", rows);
+    let cache = folder.path().join("cache");
+    let folder = folder.env("PIPE_CACHE", cache.display());
+    let running = folder.start(&["run", "job.yaml", "--engine", "docker"]);
+    folder.wait_for_log(1, "sleeping");
+    running.kill_alive();
+    let files = std::fs::read_dir(cache.join("data")).unwrap().map(|entry| entry.unwrap().path());
+    let lock = files.into_iter().find(|path| path.extension().is_some_and(|ending| ending == "lock")).unwrap();
+    std::fs::remove_dir_all(lock.with_extension("")).unwrap();
+    let other = std::fs::File::options().write(true).open(&lock).unwrap();
+    other.try_lock().unwrap();
+    let mut resumed = folder.start(&["resume"]);
+    resumed.wait_until_it_says("waiting for another pipe that prepares rows.parquet");
+    assert_eq!(folder.containers().len(), 1);
+    resumed.signal("TERM");
+    resumed.end().exits(130).says("taking over attempt 1").says("stopping: the trainer saves and ends");
+    let run = folder.show();
+    assert_eq!((run["status"].as_str(), run["attempts"][0]["exit_code"].as_u64()), (Some("stopped"), Some(143)));
+    assert!(folder.containers().is_empty());
+}
+
+/// What is frozen ends only when it is thawed. There is no engine to start again.
+fn unkillable() {
+    let folder = job::folder("stubborn", "");
+    let running = folder.start(&["run", "job.yaml", "--engine", "process"]);
+    folder.wait_for_log(1, "sleeping");
+    let first = folder.show()["attempts"][0]["container"].as_str().unwrap().to_owned();
+    let group = Path::new("/sys/fs/cgroup/freezer").join(folder.path().file_name().unwrap());
+    std::fs::create_dir(&group).unwrap();
+    std::fs::write(group.join("cgroup.procs"), &first).unwrap();
+    std::fs::write(group.join("freezer.state"), "FROZEN").unwrap();
+    running.signal("QUIT");
+    let answer = running.end();
+    std::fs::write(group.join("freezer.state"), "THAWED").unwrap();
+    folder.wait_until("the end of what was killed", || std::fs::remove_dir(&group).is_ok());
+    let answer = answer.exits(4).says("error: the job did not end within 60 s of being killed");
+    answer.says("hint: see what holds its processes").says_not("engine again");
 }
 
 fn twice(engine: &str) {

@@ -22,6 +22,7 @@ pub fn tests(suite: &mut Suite) {
     suite.test("decoders::adapter_is_one_training_however_it_is_cut::process", Needs::Nothing, one_training);
     suite.test("decoders::adapter_continues_merges_and_predicts::docker", Needs::Docker, || merged("docker"));
     suite.test("decoders::adapter_of_a_model_without_layers_for_it_is_refused", Needs::Nothing, refused);
+    suite.test("decoders::a_template_that_takes_all_memory_is_refused", Needs::Nothing, greedy_template);
     suite.test("decoders::answers_are_learned_from_scratch", Needs::Nothing, from_scratch);
     suite.test("decoders::init_drafts_a_chat", Needs::Nothing, drafted);
     suite.test("decoders::texts_of_their_own_rows", Needs::Nothing, texts);

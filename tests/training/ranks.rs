@@ -1,6 +1,7 @@
 //! Several ranks through `pipe`: a real out-of-memory of one of them, `pipe` killed, and another number of ranks, each with the curve of one
 //! rank that nothing happened to.
 
+use std::process::Command;
 use std::sync::OnceLock;
 
 use serde_json::Value;
@@ -15,6 +16,7 @@ pub fn tests(suite: &mut Suite) {
     suite.any_engine("ranks::one_out_of_memory_is_one_of_the_attempt", out_of_memory);
     suite.thorough("ranks::killed_pipe::process", Needs::Nothing, || killed("process"));
     suite.thorough("ranks::killed_pipe::docker", Needs::Docker, || killed("docker"));
+    suite.test("ranks::a_frozen_launcher_is_reported_and_can_be_stopped", Needs::Nothing, frozen_launcher);
     suite.test("ranks::stopped_with_three_and_resumed_with_two", Needs::Nothing, another_number);
 }
 
@@ -89,6 +91,21 @@ fn killed(engine: &str) {
     losses.dedup_by_key(|(step, ..)| *step);
     same_curve(&losses, undisturbed(), EFFECTIVE, 1e-5);
     assert!(folder.containers().is_empty());
+}
+
+/// Its ranks go on without it; the process that started it says what has happened, and a stop reaches it.
+fn frozen_launcher() {
+    let folder = prepared(&format!("{}container: {{gpus: 0, cpus: 2}}\n", train(2)));
+    let mut running = folder.start(&["run", "t5.yaml", "--engine", "process", "--set", "train.steps=9000"]);
+    folder.wait_for_log(1, "\"step\":3,");
+    let first = folder.show()["attempts"][0]["container"].as_str().unwrap().to_owned();
+    let launcher = std::fs::read_to_string(format!("/proc/{first}/task/{first}/children")).unwrap();
+    let stopped = Command::new("kill").args(["-STOP", launcher.trim()]).status().unwrap();
+    assert!(stopped.success(), "{launcher}");
+    running.wait_until_it_says("warning: a signal stopped the program of this job; it continues after SIGCONT");
+    folder.pipe(&["stop", "t5"]).exits(0).prints("stopped");
+    running.end().exits(130).says_not("ending the trainer");
+    assert_eq!(folder.show()["attempts"][0]["exit_code"], 143);
 }
 
 fn another_number() {

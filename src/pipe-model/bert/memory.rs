@@ -58,17 +58,12 @@ impl Flow<'_> {
         self.tokens() * 4
     }
 
-    /// Bytes of the narrow copy of weights that is made where they are wider than what products take.
-    fn narrow(&self, weights: u128) -> u128 {
-        if self.work.mixed() { weights * self.work.compute() } else { 0 }
-    }
-
     /// Beside what the stages before it keep, with `parameters` of its own. Where earlier passes have left gradients, those of
     /// this pass are held beside them until they are added.
     pub fn stage(&self, name: String, [kept, forward, backward]: [u128; 3], parameters: u128) -> Stage {
         let gradients = parameters * self.work.weight();
-        let twice = if self.work.accum > 1 { gradients } else { 0 };
-        Stage { name, kept, forward: forward.max(kept), backward: backward + twice, gradients, logits: 0 }
+        let backward = backward + self.work.beside(gradients);
+        Stage { name, kept, forward: forward.max(kept), backward, gradients, logits: 0 }
     }
 
     /// The norm keeps what it normed. `words` are the rows of the largest table, `tables` how many numbers all of them have, and
@@ -134,7 +129,7 @@ impl Flow<'_> {
     fn attention_output(&self, number: u128) -> Stage {
         let hidden = self.hidden();
         let kept = hidden + self.spreads();
-        let forward = (hidden + self.narrow(self.width * self.width)).max(2 * hidden + kept);
+        let forward = (hidden + self.work.narrow_copy(self.width * self.width)).max(2 * hidden + kept);
         // The gradients of what it gave, of the residual and of the product.
         let backward = kept + 3 * hidden + self.norm_sums();
         let parameters = linear(self.width, self.width) + 2 * self.width;
@@ -144,7 +139,7 @@ impl Flow<'_> {
     fn feed_forward(&self, number: u128) -> Stage {
         let hidden = self.hidden();
         let inner = self.tokens() * self.inner * self.work.compute();
-        let weights = self.narrow(self.width * self.inner);
+        let weights = self.work.narrow_copy(self.width * self.inner);
         let kept = 2 * hidden + inner + self.spreads();
         // The output of attention is still there, and the input and output of the activation.
         let forward = (3 * hidden + 2 * inner + weights).max(2 * hidden + kept);
@@ -162,7 +157,7 @@ impl Flow<'_> {
     /// what attention gave, its product, the norm of that and what the part gives.
     pub fn unrecorded(&self, others: u128) -> u128 {
         let inner = self.tokens() * self.inner * self.work.compute();
-        let feed_forward = others + 4 * self.hidden() + 2 * inner + self.narrow(self.width * self.inner);
+        let feed_forward = others + 4 * self.hidden() + 2 * inner + self.work.narrow_copy(self.width * self.inner);
         feed_forward.max(self.attention_forward())
     }
 
@@ -205,7 +200,7 @@ impl Flow<'_> {
         let logits = self.tokens() * labels * (4 + 4 + narrow);
         let kept = hidden + self.tokens() * labels * 4;
         let given = if work.drops { hidden } else { 0 };
-        let weights = self.narrow(self.width * labels);
+        let weights = self.work.narrow_copy(self.width * labels);
         let forward = given + hidden + weights + logits;
         // The gradient of what it takes, and of that before some of it was dropped.
         let backward = kept + hidden + given + weights + logits;

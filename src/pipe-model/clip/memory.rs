@@ -39,7 +39,7 @@ fn pixels(vision: &VisionConfig, work: &Work) -> u128 {
 pub(crate) fn patches(vision: &VisionConfig, layers: &Layers, work: &Work) -> Stage {
     let filter = vision.tower.hidden_size * vision.num_channels * vision.patch_size.pow(2);
     let narrow_pixels = if work.compute() < FLOAT { pixels(vision, work) * work.compute() } else { 0 };
-    let narrow_filter = if work.mixed() { filter as u128 * work.compute() } else { 0 };
+    let narrow_filter = work.narrow_copy(filter as u128);
     let kept = narrow_pixels + narrow_filter + layers.residual() + FLOAT * layers.tokens;
     let added = filter + vision.tower.hidden_size * (vision.positions() + 1);
     let gradients = added as u128 * work.weight();
@@ -96,7 +96,6 @@ pub struct Layers {
     pub weight: u128,
     compute: u128,
     again: bool,
-    accumulates: bool,
 }
 
 impl Layers {
@@ -114,7 +113,6 @@ impl Layers {
             weight: work.weight(),
             compute: work.compute(),
             again: work.checkpointing,
-            accumulates: work.accum > 1,
         }
     }
 
@@ -175,11 +173,7 @@ impl Layers {
 
     /// Gradients that are held beside those of earlier parts until they are added to them.
     pub fn new_gradients(&self, gradients: u128) -> u128 {
-        if self.accumulates { gradients } else { 0 }
-    }
-
-    fn narrowed(&self, weights: u128) -> u128 {
-        if self.compute < self.weight { weights * self.compute } else { 0 }
+        self.work.beside(gradients)
     }
 
     fn attention(&self) -> Stage {
@@ -197,10 +191,10 @@ impl Layers {
         Stage {
             name: ": attention".to_owned(),
             kept,
-            forward: kept + (state + self.residual() + self.narrowed(weights)).max(attends.forward()),
+            forward: kept + (state + self.residual() + self.work.narrow_copy(weights)).max(attends.forward()),
             backward: self.residual()
                 + attending.max(projecting)
-                + self.narrowed(weights)
+                + self.work.narrow_copy(weights)
                 + self.new_gradients(weights * self.weight),
             gradients,
             logits: 0,
@@ -213,12 +207,12 @@ impl Layers {
         // The norm's input and output, and what went into the activation.
         let kept = 2 * state + inside + FLOAT * self.tokens;
         let narrow_gradient = if self.compute < self.weight { state } else { 0 };
-        let last = column_sums(self.tokens, self.inner).max(state + self.narrowed(weights / 2));
+        let last = column_sums(self.tokens, self.inner).max(state + self.work.narrow_copy(weights / 2));
         let gradients = (weights + 3 * self.width + self.inner) * self.weight;
         Stage {
             name: ": feed-forward".to_owned(),
             kept,
-            forward: kept + inside + state + 2 * self.residual() + self.narrowed(weights / 2),
+            forward: kept + inside + state + 2 * self.residual() + self.work.narrow_copy(weights / 2),
             backward: kept
                 + self.residual()
                 + narrow_gradient

@@ -110,9 +110,7 @@ impl<'a> Distances<'a> {
             kept += self.mask;
         }
         // Passes before this one have left it.
-        if work.accum > 1 {
-            kept += self.sums_of_gradients() * work.weight() * config.num_hidden_layers as u128;
-        }
+        kept += work.beside(self.sums_of_gradients() * work.weight() * config.num_hidden_layers as u128);
         let parameters = self.rows * width + if config.norms_relative { 2 * width } else { 0 };
         self.flow.stage("the distances".to_owned(), [kept, kept + 2 * self.mask, kept + 2 * table], parameters)
     }
@@ -154,7 +152,7 @@ impl<'a> Distances<'a> {
 fn convolution(config: ConvConfig, flow: &Flow<'_>) -> Stage {
     let [kernel, groups] = [config.kernel_size, config.groups].map(|size| size as u128);
     let weights = flow.width * flow.width / groups * kernel;
-    let narrow = if flow.work.mixed() { weights * flow.work.compute() } else { 0 };
+    let narrow = flow.work.narrow_copy(weights);
     let hidden = flow.hidden();
     let kept = 2 * hidden + narrow;
     // The output of the layer and of the convolution: masked, dropped, activated, added and normed.

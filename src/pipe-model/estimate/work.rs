@@ -97,6 +97,16 @@ impl Work {
     pub fn mixed(&self) -> bool {
         self.compute() < self.weight()
     }
+
+    /// Bytes of the narrow copy of so many weights that a product makes for a moment.
+    pub fn narrow_copy(&self, weights: u128) -> u128 {
+        if self.mixed() { weights * self.compute() } else { 0 }
+    }
+
+    /// New gradients, where those of the passes before are there already.
+    pub fn beside(&self, gradients: u128) -> u128 {
+        if self.accum > 1 { gradients } else { 0 }
+    }
 }
 
 /// For each of them, by its size: the rank that has it. The largest first, each to the rank that has least so far.

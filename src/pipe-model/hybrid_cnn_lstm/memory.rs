@@ -34,7 +34,7 @@ fn input(sizes: &Sizes, features: u128) -> Stage {
 fn convolution(sizes: &Sizes, number: usize, [before, channels]: [u128; 2], taps: u128, computed_again: bool) -> Stage {
     let (state, input) = (sizes.state(channels), sizes.state(before));
     let weights = taps + 3 * channels;
-    let narrowed = sizes.narrowed(weights);
+    let narrowed = sizes.work.narrow_copy(weights);
     let inside = 3 * state + narrowed;
     // cuDNN turns in- and output around, channels last.
     let turned = state + input;
@@ -105,13 +105,9 @@ impl<'a> Sizes<'a> {
         self.times * channels * self.work.compute()
     }
 
-    pub fn narrowed(&self, weights: u128) -> u128 {
-        if self.work.mixed() { weights * self.work.compute() } else { 0 }
-    }
-
     /// Gradients of `weights` beside those of earlier passes.
     pub fn new_gradients(&self, weights: u128) -> u128 {
-        if self.work.accum > 1 { weights * self.work.weight() } else { 0 }
+        self.work.beside(weights * self.work.weight())
     }
 }
 
@@ -133,7 +129,7 @@ pub fn lstm_stages(sizes: &Sizes, channels: u128) -> [Stage; 2] {
     let turned = if sizes.work.checkpointing { 0 } else { output };
     let making = Stage {
         name: "weights of the LSTM".to_owned(),
-        forward: row + sizes.narrowed(weights),
+        forward: row + sizes.work.narrow_copy(weights),
         // Gradients of the row as the LSTM gives them, and put together again.
         backward: input + 2 * row + sizes.new_gradients(weights),
         gradients: weights * sizes.work.weight(),
@@ -144,7 +140,7 @@ pub fn lstm_stages(sizes: &Sizes, channels: u128) -> [Stage; 2] {
         // The next stage counts the output.
         kept: if sizes.work.checkpointing { 0 } else { kept },
         // cuDNN wants times before samples, and gives what there is after the last time.
-        forward: kept + sizes.narrowed(weights) + input + 2 * ends + workspace,
+        forward: kept + sizes.work.narrow_copy(weights) + input + 2 * ends + workspace,
         // The input once more, its gradient, that of the output, and those of both ends.
         backward: kept + output + 2 * input + turned.max(row) + 4 * ends + workspace,
         ..Stage::default()
@@ -203,7 +199,7 @@ fn projection(sizes: &Sizes) -> Stage {
     Stage {
         name: "queries, keys and values".to_owned(),
         kept: 3 * state + copy,
-        forward: 4 * state + sizes.narrowed(weights),
+        forward: 4 * state + sizes.work.narrow_copy(weights),
         // Gradients of the three one by one and side by side, beside that of what goes around them.
         backward: (7 * state + copy).max(multiplying + sizes.new_gradients(weights)),
         gradients: (weights + 3 * sizes.width) * sizes.work.weight(),

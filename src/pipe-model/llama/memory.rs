@@ -29,7 +29,7 @@ impl StepMemory for LlamaConfig {
         stages.push(sizes.final_norm());
         if self.tie_word_embeddings {
             // The gradient of the head waits for that of the embeddings, beside that of the passes before.
-            let waiting = sizes.beside(sizes.words());
+            let waiting = work.beside(sizes.words());
             stages.iter_mut().for_each(|stage| stage.backward += waiting);
         }
         stages.into_iter().chain(loss.stages(work)).collect()
@@ -90,14 +90,9 @@ impl<'a> Sizes<'a> {
         if self.work.adapter.is_some() { 0 } else { self.config.vocab_size as u128 * self.width * self.weight }
     }
 
-    /// New gradients, where those of the passes before are there already.
-    fn beside(&self, gradients: u128) -> u128 {
-        if self.work.accum > 1 { gradients } else { 0 }
-    }
-
     /// Where a narrow copy is made of so many weights for a moment. Those beside an adapter are narrow.
     fn narrow_copy(&self, weights: u128) -> u128 {
-        if self.work.mixed() && self.work.adapter.is_none() { weights * self.compute } else { 0 }
+        if self.work.adapter.is_none() { self.work.narrow_copy(weights) } else { 0 }
     }
 
     /// Where quantized weights are made wide for a product.
@@ -126,7 +121,8 @@ impl<'a> Sizes<'a> {
 
     fn embeddings(&self) -> Stage {
         let words = self.words();
-        let (gradients, added) = if self.config.tie_word_embeddings { (0, words) } else { (words, self.beside(words)) };
+        let (gradients, added) =
+            if self.config.tie_word_embeddings { (0, words) } else { (words, self.work.beside(words)) };
         let turns = 2 * self.work.source.max(self.tokens) * self.config.heads.width as u128 * self.compute;
         let sums = if words > 0 { embedding_sums(self.tokens, self.config.vocab_size as u128, self.width) } else { 0 };
         Stage {
@@ -190,7 +186,7 @@ impl<'a> Sizes<'a> {
             forward: kept + (of_queries + of_keys + product).max(output + product).max(attention.forward()),
             backward: (kept + given + made)
                 .saturating_sub(to_come)
-                .max(after + product + self.beside(projections * self.weight)),
+                .max(after + product + self.work.beside(projections * self.weight)),
             gradients: (projections + self.trained(O, queries, width) + norms) * self.weight,
             logits: 0,
         }
@@ -218,7 +214,7 @@ impl<'a> Sizes<'a> {
             name: format!("feed-forward part of layer {number}"),
             kept,
             forward: kept + after + wide,
-            backward: kept + given + made + self.beside(gradients),
+            backward: kept + given + made + self.work.beside(gradients),
             gradients,
             logits: 0,
         }

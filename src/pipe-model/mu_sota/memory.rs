@@ -19,7 +19,7 @@ impl StepMemory for MuSotaConfig {
         }
         stages.push(sizes.final_norm());
         // The gradient of the head waits for that of the embeddings, beside that of the passes before.
-        let waiting = sizes.beside(sizes.words());
+        let waiting = work.beside(sizes.words());
         stages.iter_mut().for_each(|stage| stage.backward += waiting);
         stages.into_iter().chain(loss.stages(work)).collect()
     }
@@ -106,7 +106,7 @@ impl Sizes<'_> {
 
     fn feed_forward(&self, name: String) -> Stage {
         let weights = self.width * self.feed;
-        let narrow_weights = if self.work.mixed() { (2 * weights + self.feed) * self.compute } else { 0 };
+        let narrow_weights = self.work.narrow_copy(2 * weights + self.feed);
         let rows = self.config.feed_forward_rows() as u128;
         let inner = rows.min(self.tokens) * self.feed * self.compute;
         let kept = self.normed() + narrow_weights;
@@ -210,11 +210,6 @@ impl<'a> Sizes<'a> {
     /// New gradients, where they are counted apart.
     pub fn new_gradients(&self, gradients: u128) -> u128 {
         if self.work.accum > 1 { 0 } else { gradients }
-    }
-
-    /// New gradients, where those of the passes before are there already.
-    pub fn beside(&self, gradients: u128) -> u128 {
-        if self.work.accum > 1 { gradients } else { 0 }
     }
 }
 

@@ -87,9 +87,9 @@ impl Convolution {
             input: bytes(Picture { channels: *from, size }, work),
             output: bytes(Picture { channels: *to, size: after }, work),
             size: after,
-            narrowed: if work.mixed() { weights * work.compute() } else { 0 },
+            narrowed: work.narrow_copy(weights),
             gradients: (weights + 2 * *to as u128) * work.weight(),
-            new_gradients: if work.accum > 1 { weights * work.weight() } else { 0 },
+            new_gradients: work.beside(weights * work.weight()),
         }
     }
 

@@ -17,7 +17,7 @@ impl StepMemory for T5Config {
             trains_head: true,
         };
         // Both embeddings, and a tied head, share a gradient. It waits for the encoder's, beside that of the passes before.
-        let waiting = sizes.beside(sizes.shared());
+        let waiting = work.beside(sizes.shared());
         encoder.iter_mut().for_each(|stage| stage.backward += waiting);
         if self.tie_word_embeddings {
             decoder.iter_mut().for_each(|stage| stage.backward += waiting);
@@ -65,7 +65,7 @@ impl Sizes<'_> {
         // The first gradient stays, those that come later are added to it.
         let is_first = is_decoder && !self.config.tie_word_embeddings;
         let shared = self.shared();
-        let (gradients, added) = if is_first { (shared, self.beside(shared)) } else { (0, shared) };
+        let (gradients, added) = if is_first { (shared, self.work.beside(shared)) } else { (0, shared) };
         let name = format!("{name} embeddings");
         Stage { name, kept, forward: kept + 2 * hidden, backward: kept + hidden + added, gradients, logits: 0 }
     }
@@ -150,7 +150,7 @@ impl Sizes<'_> {
         let attention = self.attends(queries, keys, bias);
         let kept = self.normed(tokens) + 2 * self.projected(tokens) + 2 * self.projected(others) + attention.kept();
         let weights = self.width * self.inner;
-        let output = self.narrow(tokens) + self.hidden(tokens).max(self.narrow_copy(weights));
+        let output = self.narrow(tokens) + self.hidden(tokens).max(self.work.narrow_copy(weights));
         let given = self.hidden(tokens) + self.projected(tokens);
         let gradient = if bias == Bias::None { 0 } else { self.held_bias(queries) };
         let made = self.projected(tokens) + 2 * self.projected(others) + attention.backward() + gradient;
@@ -160,7 +160,7 @@ impl Sizes<'_> {
             + self.hidden(tokens)
             + self.projected(tokens)
             + 2 * self.narrow(tokens)
-            + self.beside(weights * self.weight);
+            + self.work.beside(weights * self.weight);
         Stage {
             name,
             kept,
@@ -176,16 +176,16 @@ impl Sizes<'_> {
         let inner = tokens * self.feed * self.compute;
         let weights = self.width * self.feed;
         let kept = self.normed(tokens) + inputs * inner;
-        let inside = inner + self.narrow_copy(weights);
+        let inside = inner + self.work.narrow_copy(weights);
         let given = self.hidden(tokens) + self.dropped(tokens);
         // The gradient of the activation alone: all else takes the memory of what was kept.
-        let made = inner + self.narrow(tokens) + self.narrow_copy(weights);
+        let made = inner + self.narrow(tokens) + self.work.narrow_copy(weights);
         let gradients = ((inputs + 1) * weights + self.width) * self.weight;
         Stage {
             name,
             kept,
             forward: kept + self.narrow(tokens) + inside.max(self.hidden(tokens)),
-            backward: kept + given + made + self.beside(gradients),
+            backward: kept + given + made + self.work.beside(gradients),
             gradients,
             logits: 0,
         }
@@ -259,16 +259,6 @@ impl<'a> Sizes<'a> {
     /// The embeddings.
     pub fn shared(&self) -> u128 {
         self.vocab * self.width * self.weight
-    }
-
-    /// Where a narrow copy is made of so many weights for a moment.
-    pub fn narrow_copy(&self, weights: u128) -> u128 {
-        if self.work.mixed() { weights * self.compute } else { 0 }
-    }
-
-    /// New gradients, where those of the passes before are there already.
-    pub fn beside(&self, gradients: u128) -> u128 {
-        if self.work.accum > 1 { gradients } else { 0 }
     }
 
     /// Bytes that a layer keeps of its input: itself, its norm and their ratio.

@@ -19,7 +19,6 @@ mod task;
 mod tests;
 mod train;
 mod watch;
-mod written;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};

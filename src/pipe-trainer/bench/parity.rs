@@ -17,7 +17,7 @@ use crate::model::layers::{FeedForward, LayerNorm, Linear, Product};
 use crate::model::pass::Pass;
 use crate::model::setup::Kinds;
 use crate::model::{Definition, Drawn, Mode, Model, Setup, Start};
-use crate::storage::{TensorFiles, tensor_writer};
+use crate::storage::{TensorFiles, tensor_files};
 use crate::torch;
 
 pub fn parity(args: &ParityArgs) -> Result<(), TrainerError> {
@@ -39,7 +39,7 @@ pub fn parity(args: &ParityArgs) -> Result<(), TrainerError> {
         compared.pad(&rows)?;
     }
     let fail = |source| TrainerError::Save { path: args.out.clone(), source, last: None };
-    tensor_writer::write(&args.out, &compared.tensors()).map_err(fail)?;
+    tensor_files::write(&args.out, &compared.tensors()).map_err(fail)?;
     println!("{}", json!({ "loss": compared.loss, "grad_norm": compared.grad_norm }));
     Ok(())
 }

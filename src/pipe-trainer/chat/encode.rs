@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use tokenizers::Tokenizer;
 
-use super::error::ChatError;
+use super::messages::ChatError;
 use super::template::Rendered;
 
 #[derive(Clone, Debug, PartialEq)]

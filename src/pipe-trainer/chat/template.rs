@@ -12,9 +12,11 @@ use std::path::Path;
 use minijinja::{Environment, Error, Value};
 use serde_json::{Map, Value as Json};
 
-use super::error::ChatError;
 use super::marks;
+use super::messages::ChatError;
 use super::python::{self, Raised};
+use crate::host;
+use crate::storage::files;
 
 /// A template for models that are trained from scratch.
 pub const CHAT_ML: &str = "\
@@ -31,6 +33,10 @@ pub const CHAT_ML: &str = "\
 
 /// Bytes of a downloaded file at most.
 const LARGEST_FILE: u64 = 16 << 20;
+
+/// Bytes that a template may hold while it renders a conversation: in a loop a text can double with each turn.
+const MOST_MEMORY: usize = 512 << 20;
+const TOO_MUCH_MEMORY: &str = "the chat template of the model takes more than 512 MiB of memory for one conversation";
 
 const FILE: &str = "chat_template.jinja";
 const CONFIG: &str = "tokenizer_config.json";
@@ -123,7 +129,8 @@ impl ChatTemplate {
         let compiled = self.environment.get_template(FILE).map_err(|error| self.fail(&error))?;
         // A template must not end the training: minijinja panics at some operations, such as `''[::-1]`.
         let run = || compiled.render_captured_to(Value::from(variables), output).map(drop);
-        let result = catch_unwind(AssertUnwindSafe(run)).map_err(|_| self.broken("the template engine failed"))?;
+        let bounded = || host::bounded(MOST_MEMORY, TOO_MUCH_MEMORY, run);
+        let result = catch_unwind(AssertUnwindSafe(bounded)).map_err(|_| self.broken("the template engine failed"))?;
         result.map_err(|error| self.fail(&error))
     }
 
@@ -189,15 +196,13 @@ fn read_object(folder: &Path, name: &str) -> Result<Map<String, Json>, ChatError
 fn read_text(folder: &Path, name: &str) -> Result<Option<String>, ChatError> {
     let path = folder.join(name);
     let fail = |message: String| ChatError::Read { path: path.clone(), message };
-    let size = match std::fs::metadata(&path) {
-        Ok(metadata) => metadata.len(),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(fail(error.to_string())),
-    };
-    if size > LARGEST_FILE {
-        return Err(fail(format!("it has {size} bytes; allowed: {LARGEST_FILE}")));
+    match files::read(&path, LARGEST_FILE) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        read => {
+            let text = read.map_err(|error| fail(error.to_string()))?;
+            String::from_utf8(text).map(Some).map_err(|error| fail(error.to_string()))
+        }
     }
-    std::fs::read_to_string(&path).map(Some).map_err(|error| fail(error.to_string()))
 }
 
 #[cfg(test)]

@@ -13,7 +13,7 @@ use pipe_spec::pipeline::{ClassWeights, Metric, OptimizerKind, Precision, Prefer
 use serde::{Deserialize, Serialize};
 
 use crate::optim::LossScale;
-use crate::storage::tensor_writer::Written;
+use crate::storage::tensor_files::Written;
 
 pub const NAME: &str = "manifest.json";
 

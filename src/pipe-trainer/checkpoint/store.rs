@@ -11,8 +11,8 @@ use tch::{TchError, Tensor};
 use super::manifest::{self, Identity, Manifest, SavedState};
 use crate::error::TrainerError;
 use crate::storage::TensorFiles;
-use crate::storage::durable::{self, StagedFolder};
-use crate::storage::tensor_writer::{self, Written};
+use crate::storage::files::{self, StagedFolder};
+use crate::storage::tensor_files::{self, Written};
 
 const MODEL: &str = "model.safetensors";
 const OPTIMIZER: &str = "optimizer.safetensors";
@@ -38,7 +38,7 @@ impl Store {
         fs::create_dir_all(&folder).map_err(fail)?;
         for entry in fs::read_dir(&folder).map_err(fail)?.filter(|_| saves) {
             let entry = entry.map_err(fail)?;
-            if durable::is_temporary(&entry.file_name().to_string_lossy()) {
+            if files::is_temporary(&entry.file_name().to_string_lossy()) {
                 fs::remove_dir_all(entry.path()).map_err(fail)?;
             }
         }
@@ -128,12 +128,12 @@ impl Store {
     ) -> io::Result<u64> {
         let staged = StagedFolder::create(path)?;
         let mut manifest = Manifest::default();
-        manifest.add(MODEL, tensor_writer::write(&staged.path(MODEL), model)?);
-        manifest.add(OPTIMIZER, tensor_writer::write(&staged.path(OPTIMIZER), optimizer)?);
+        manifest.add(MODEL, tensor_files::write(&staged.path(MODEL), model)?);
+        manifest.add(OPTIMIZER, tensor_files::write(&staged.path(OPTIMIZER), optimizer)?);
         let json = serde_json::to_vec_pretty(state)?;
-        durable::write_synced(&staged.path(STATE), &json)?;
+        files::write_synced(&staged.path(STATE), &json)?;
         manifest.add(STATE, Written::of(&json));
-        durable::write_synced(&staged.path(manifest::NAME), &serde_json::to_vec_pretty(&manifest)?)?;
+        files::write_synced(&staged.path(manifest::NAME), &serde_json::to_vec_pretty(&manifest)?)?;
         staged.commit()?;
         Ok(manifest.bytes())
     }

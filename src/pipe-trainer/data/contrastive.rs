@@ -11,8 +11,8 @@ use pipe_model::TaskData;
 use pipe_spec::pipeline::Paths;
 use serde_json::Value;
 
-use super::picture_column::{Picture, PictureColumn};
 use super::pictures::Preparation;
+use super::pictures::{Picture, PictureColumn};
 use super::preprocessor::Preprocessor;
 use super::rows::{Opener, SkippedRows, check_rows, during, is_lacking, no_text};
 use super::source::Sources;

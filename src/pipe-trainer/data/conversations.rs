@@ -12,7 +12,7 @@ use pipe_spec::text::count;
 use rayon::ThreadPool;
 use serde_json::{Map, Value};
 
-use super::rows::{Opener, SkippedRows, check_rows, during, is_lacking};
+use super::rows::{CheckedRows, Opener, during};
 use super::source::Sources;
 use super::{Column, IGNORED, Padding, Sample, Source};
 use crate::chat::{CHAT_ML, ChatError, ChatTemplate, Columns, Conversation, Encoded, Rendered};
@@ -74,7 +74,7 @@ pub struct ChatFormat {
     /// Rows in which nothing is left to learn.
     pub without_targets: AtomicU64,
     /// Sentences about rows that are skipped.
-    pub skipped: Mutex<Vec<String>>,
+    skipped: Mutex<Vec<String>>,
 }
 
 impl ChatFormat {
@@ -101,6 +101,13 @@ impl ChatFormat {
             Err(ChatError::Unmarked { .. }) => self.template.render(conversation, false),
             rendered => rendered,
         }
+    }
+
+    /// Leaves bad rows out of `rows`. Returns the longest of those that are left.
+    pub fn leave_out(&self, rows: &mut Rows, checked: CheckedRows) -> Result<Vec<usize>, TrainerError> {
+        let (longest, notices) = checked.leave_out(rows)?;
+        self.skipped.lock().unwrap_or_else(PoisonError::into_inner).extend(notices);
+        Ok(longest)
     }
 
     pub fn notices(&self) -> Vec<String> {
@@ -191,26 +198,9 @@ impl Conversations {
             predicts: opener.predicts,
             longest_rows: Vec::new(),
         };
-        let skipped = SkippedRows::default();
-        let found = check_rows(&opened.rows, opener.pool, |index| {
-            if data.skip_bad && is_lacking(opened.rows.values(index)?[0].as_ref()) {
-                skipped.add(index, "a conversation");
-                return Ok([0]);
-            }
-            match opened.check(index) {
-                Err(error) if data.skip_bad && !matches!(error, TrainerError::OutOfMemory { .. }) => {
-                    tracing::debug!("{error}");
-                    skipped.add(index, "a conversation that can be read");
-                    Ok([0])
-                }
-                checked => checked,
-            }
-        })?;
-        opened.longest_rows = found.rows();
-        let notices = skipped.leave_out(&mut opened.rows)?;
-        format.skipped.lock().unwrap_or_else(PoisonError::into_inner).extend(notices);
-        let Self { longest_rows, rows, .. } = &mut opened;
-        *longest_rows = longest_rows.iter().filter_map(|row| rows.index_of(*row)).collect();
+        let lacks = ("a conversation", Some("a conversation that can be read"));
+        let checked = opener.check_rows(&opened.rows, 1, lacks, |index| opened.check(index))?;
+        opened.longest_rows = format.leave_out(&mut opened.rows, checked)?;
         Ok(opened)
     }
 

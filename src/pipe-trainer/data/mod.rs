@@ -10,7 +10,6 @@ mod packed;
 mod packing;
 mod part;
 mod picture_classes;
-mod picture_column;
 mod pictures;
 mod preferences;
 mod preprocessor;

@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use super::classification::{check_tensors, decide, label_of, no_label};
 use super::labelling::{Labelling, NoticedLabels};
-use super::picture_column::{Picture, PictureColumn};
+use super::pictures::{Picture, PictureColumn};
 use super::pictures::{Preparation, View};
 use super::preprocessor::Preprocessor;
 use super::rows::{Opener, SkippedRows, check_rows, during, file_and_line, holds_tensors};

@@ -1,8 +1,8 @@
 //! Pairs of answers of which one is better: rows with two conversations, or with a prompt and two answers to it. Both are written with the chat
 //! template of the model. What they begin with alike is not counted: it says nothing about the difference.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
 
 use pipe_data::Rows;
 use pipe_model::TaskData;
@@ -10,7 +10,7 @@ use pipe_spec::pipeline::{CHOSEN, Data, PROMPT, Paths, REJECTED, Task};
 use serde_json::{Map, Value, json};
 
 use super::conversations::ChatFormat;
-use super::rows::{Opener, SkippedRows, check_rows, during, is_lacking};
+use super::rows::{Opener, during, is_lacking};
 use super::source::Sources;
 use super::{Column, IGNORED, Sample, Source};
 use crate::chat::{ChatError, Columns, Conversation, Encoded, Rendered};
@@ -80,26 +80,9 @@ impl Pairs {
             longest,
             longest_rows: Vec::new(),
         };
-        let skipped = SkippedRows::default();
-        let found = check_rows(&opened.rows, opener.pool, |index| {
-            if data.skip_bad && opened.rows.values(index)?.iter().any(|value| is_lacking(value.as_ref())) {
-                skipped.add(index, "both answers");
-                return Ok([0]);
-            }
-            match opened.check(index) {
-                Err(error) if data.skip_bad && !matches!(error, TrainerError::OutOfMemory { .. }) => {
-                    tracing::debug!("{error}");
-                    skipped.add(index, "a pair that can be read");
-                    Ok([0])
-                }
-                checked => checked,
-            }
-        })?;
-        opened.longest_rows = found.rows();
-        let notices = skipped.leave_out(&mut opened.rows)?;
-        format.skipped.lock().unwrap_or_else(PoisonError::into_inner).extend(notices);
-        let Self { longest_rows, rows, .. } = &mut opened;
-        *longest_rows = longest_rows.iter().filter_map(|row| rows.index_of(*row)).collect();
+        let lacks = ("both answers", Some("a pair that can be read"));
+        let checked = opener.check_rows(&opened.rows, columns.len(), lacks, |index| opened.check(index))?;
+        opened.longest_rows = format.leave_out(&mut opened.rows, checked)?;
         Ok(opened)
     }
 

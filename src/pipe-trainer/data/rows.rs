@@ -21,7 +21,7 @@ use super::source::{ROWS_PER_COLUMN, Source};
 use super::tensors::TensorRows;
 use crate::boundary;
 use crate::error::TrainerError;
-use crate::host::activity;
+use crate::host;
 use crate::random::{Purpose, Random};
 
 /// Without rows that have more or fewer cells than there are columns: `Opener::rows` says so, or refuses them.
@@ -121,6 +121,20 @@ impl SkippedRows {
     }
 }
 
+/// Rows that were read once: the longest, and the bad ones.
+pub struct CheckedRows {
+    longest: Vec<usize>,
+    skipped: SkippedRows,
+}
+
+impl CheckedRows {
+    /// Leaves the bad ones out of `rows`. Returns the longest as they are counted then, and what is to be said.
+    pub fn leave_out(self, rows: &mut Rows) -> Result<(Vec<usize>, Vec<String>), TrainerError> {
+        let notices = self.skipped.leave_out(rows)?;
+        Ok((self.longest.into_iter().filter_map(|row| rows.index_of(row)).collect(), notices))
+    }
+}
+
 /// A sentence about rows that are skipped because they have more or fewer cells than there are columns; nothing where there are none.
 pub fn uneven_rows(rows: &[String]) -> Option<String> {
     let named = rows[..rows.len().min(NAMED)].join(", ");
@@ -137,13 +151,13 @@ pub fn file_and_line(rows: &Rows, row: usize) -> String {
 /// The next record of a table, which an out-of-memory error names.
 pub fn next_record(records: &mut CsvRecords<'_>) -> Option<Result<StringRecord, TrainerError>> {
     let (path, number) = (records.path(), records.number());
-    let record = activity::during(format_args!("row {number} of {}", path.display()), || records.next())?;
+    let record = host::during(format_args!("row {number} of {}", path.display()), || records.next())?;
     Some(record.map_err(TrainerError::from).and_then(|record| boundary::check_host_memory().map(|()| record)))
 }
 
 /// Does `work` on a row or a text, which an out-of-memory error names.
 pub fn during<T>(place: Place<'_>, work: impl FnOnce() -> Result<T, TrainerError>) -> Result<T, TrainerError> {
-    activity::during(format_args!("{place}"), || {
+    host::during(format_args!("{place}"), || {
         let done = work()?;
         boundary::check_host_memory().map(|()| done)
     })
@@ -258,6 +272,34 @@ impl Opener<'_> {
         self.uneven.lock().unwrap_or_else(PoisonError::into_inner).extend(uneven_rows(&names));
         rows.leave_out(&uneven);
         Ok(rows)
+    }
+
+    /// Reads every row once. Where bad rows are skipped, those without one of their first `needed` values are noted with what they
+    /// lack, and so are those that cannot be read where there is a word for it.
+    pub fn check_rows<const N: usize>(
+        &self,
+        rows: &Rows,
+        needed: usize,
+        (no_value, no_sense): (&'static str, Option<&'static str>),
+        read: impl Fn(usize) -> Result<[usize; N], TrainerError> + Sync,
+    ) -> Result<CheckedRows, TrainerError> {
+        let skipped = SkippedRows::default();
+        let skips = self.spec.data.skip_bad;
+        let longest = check_rows(rows, self.pool, |index| {
+            if skips && rows.values(index)?.iter().take(needed).any(|value| is_lacking(value.as_ref())) {
+                skipped.add(index, no_value);
+                return Ok([0; N]);
+            }
+            match (read(index), no_sense) {
+                (Err(error), Some(lacks)) if skips && !matches!(error, TrainerError::OutOfMemory { .. }) => {
+                    tracing::debug!("{error}");
+                    skipped.add(index, lacks);
+                    Ok([0; N])
+                }
+                (read, _) => read,
+            }
+        })?;
+        Ok(CheckedRows { longest: longest.rows(), skipped })
     }
 
     /// Files of tensors need nothing more; others are for the task to open.

@@ -8,7 +8,7 @@ use pipe_model::TaskData;
 use pipe_spec::pipeline::{Paths, Task};
 use serde_json::Value;
 
-use super::rows::{Opener, SkippedRows, check_rows, during, is_lacking, no_text};
+use super::rows::{Opener, during, no_text};
 use super::source::Sources;
 use super::{Column, IGNORED, Sample, Source, texts};
 use crate::error::TrainerError;
@@ -41,20 +41,14 @@ impl Seq2Seq {
         let is_conversation = columns.len() == 1;
         let rows = opener.rows(paths, &columns)?;
         let mut opened = Self { longest: Vec::new(), rows, is_conversation, source, target, predicts: opener.predicts };
-        let skipped = SkippedRows::default();
         // The target may be missing in rows to predict.
         let needed = if is_conversation || opener.predicts { 1 } else { 2 };
-        let longest = check_rows(&opened.rows, opener.pool, |index| {
-            if data.skip_bad && opened.rows.values(index)?[..needed].iter().any(|value| is_lacking(value.as_ref())) {
-                skipped.add(index, "a text");
-                return Ok([0, 0]);
-            }
+        let checked = opener.check_rows(&opened.rows, needed, ("a text", None), |index| {
             let (source, target) = opened.texts(index)?;
             Ok([source.len(), target.map_or(0, |target| target.len())])
         })?;
-        let notices = skipped.leave_out(&mut opened.rows)?;
-        opened.longest = longest.rows().into_iter().filter_map(|row| opened.rows.index_of(row)).collect();
-        Ok((opened, notices))
+        let (longest, notices) = checked.leave_out(&mut opened.rows)?;
+        Ok((Self { longest, ..opened }, notices))
     }
 
     /// The source and the target of a row.

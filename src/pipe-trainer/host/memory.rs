@@ -5,19 +5,20 @@
 //! Rust ends the process when an allocation fails. Here it is served from a reserve beyond the limit instead and the event is
 //! recorded, so that the training can save and report. The reserve is given once; when it is used up too, the process exits with the
 //! exit code for it.
+//!
+//! The activity of a thread in words, such as the row that it reads, so that an error about memory can say where it ran out. Allocates
+//! nothing: the allocator itself asks for it.
 
 use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::UnsafeCell;
-use std::fs;
-use std::io;
+use std::cell::{Cell, UnsafeCell};
+use std::fmt::{self, Write};
 use std::mem::MaybeUninit;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::{fs, io};
 
 use pipe_spec::TrainerExit;
 use pipe_spec::trainer::WHILE_READING;
-
-use super::activity::{self, Activity};
 
 /// Bytes, as `/proc/self/status` counts them.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -164,7 +165,7 @@ impl First {
     fn note(&self) {
         if self.state.compare_exchange(NOT_YET, BEING_WRITTEN, Ordering::Acquire, Ordering::Relaxed).is_ok() {
             // SAFETY: no other thread writes or reads yet.
-            unsafe { *self.activity.get() = activity::current() };
+            unsafe { *self.activity.get() = current_activity() };
             self.state.store(WRITTEN, Ordering::Release);
         }
     }
@@ -180,6 +181,39 @@ pub fn exhausted() -> Option<Activity> {
     }
 }
 
+const UNBOUNDED: usize = usize::MAX;
+
+thread_local! {
+    /// Bytes that this thread may allocate, and the error where it wants more.
+    static ALLOWANCE: Cell<(usize, &'static str)> = const { Cell::new((UNBOUNDED, "")) };
+}
+
+/// Does `work` whose allocations a file from elsewhere decides about. Where they come to more than `bytes` at a time the process ends,
+/// with `error`: an allocator can do nothing else, and without a bound they would take all memory of the machine.
+pub fn bounded<T>(bytes: usize, error: &'static str, work: impl FnOnce() -> T) -> T {
+    struct Lift;
+    impl Drop for Lift {
+        fn drop(&mut self) {
+            ALLOWANCE.set((UNBOUNDED, ""));
+        }
+    }
+    ALLOWANCE.set((bytes, error));
+    let _lift = Lift;
+    work()
+}
+
+/// Counts what a thread allocates and gives back, where that is bounded.
+fn count(allocated: usize, given_back: usize) {
+    let (left, error) = ALLOWANCE.get();
+    if left == UNBOUNDED {
+        return;
+    }
+    match left.saturating_add(given_back).min(UNBOUNDED - 1).checked_sub(allocated) {
+        Some(left) => ALLOWANCE.set((left, error)),
+        None => exit_now(error, TrainerExit::BadInput),
+    }
+}
+
 pub struct HostAllocator;
 
 impl HostAllocator {
@@ -191,48 +225,113 @@ impl HostAllocator {
         lift_limit();
         let second = again();
         if second.is_null() {
-            exit_now();
+            exit_now("out of host memory: the memory limit and its reserve are used up", TrainerExit::HostOutOfMemory);
         }
         second
     }
 }
 
 /// Says where memory ran out and ends the process, without allocating anything.
-fn exit_now() -> ! {
+fn exit_now(error: &str, exit: TrainerExit) -> ! {
     let write = |bytes: &[u8]| {
         // SAFETY: the bytes are there for as long as the call takes. Stderr may be closed; the exit code is still set.
         unsafe { libc::write(libc::STDERR_FILENO, bytes.as_ptr().cast(), bytes.len()) };
     };
-    write(b"error: out of host memory: the memory limit and its reserve are used up");
-    let activity = activity::current();
+    write(b"error: ");
+    write(error.as_bytes());
+    let activity = current_activity();
     if !activity.as_bytes().is_empty() {
         write(WHILE_READING.as_bytes());
         write(activity.as_bytes());
     }
     write(b"\n");
     // SAFETY: it ends the process, and runs nothing of ours.
-    unsafe { libc::_exit(TrainerExit::HostOutOfMemory.code()) }
+    unsafe { libc::_exit(exit.code()) }
 }
 
 // SAFETY: every call is passed on to the system's allocator, at most twice and the second time only after a null.
 unsafe impl GlobalAlloc for HostAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        count(layout.size(), 0);
         Self::or_from_reserve(unsafe { System.alloc(layout) }, || unsafe { System.alloc(layout) })
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        count(layout.size(), 0);
         Self::or_from_reserve(unsafe { System.alloc_zeroed(layout) }, || unsafe { System.alloc_zeroed(layout) })
     }
 
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        count(size, layout.size());
         Self::or_from_reserve(unsafe { System.realloc(pointer, layout, size) }, || unsafe {
             System.realloc(pointer, layout, size)
         })
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        count(0, layout.size());
         unsafe { System.dealloc(pointer, layout) }
     }
+}
+
+const MAX_BYTES: usize = 240;
+
+/// A short text of its own. What does not fit is cut.
+#[derive(Clone, Copy)]
+pub struct Activity {
+    bytes: [u8; MAX_BYTES],
+    length: usize,
+}
+
+impl Activity {
+    pub const NONE: Self = Self { bytes: [0; MAX_BYTES], length: 0 };
+
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.bytes[..self.length]
+    }
+
+    /// Absent where no activity is set.
+    pub fn text(&self) -> Option<&str> {
+        std::str::from_utf8(self.as_bytes()).ok().filter(|text| !text.is_empty())
+    }
+}
+
+impl Write for Activity {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        let mut count = text.len().min(MAX_BYTES - self.length);
+        while !text.is_char_boundary(count) {
+            count -= 1;
+        }
+        self.bytes[self.length..self.length + count].copy_from_slice(&text.as_bytes()[..count]);
+        self.length += count;
+        Ok(())
+    }
+}
+
+thread_local! {
+    static CURRENT: Cell<Activity> = const { Cell::new(Activity::NONE) };
+}
+
+/// Restores the previous activity, also where the work panics.
+struct Restore(Activity);
+
+impl Drop for Restore {
+    fn drop(&mut self) {
+        CURRENT.set(self.0);
+    }
+}
+
+/// Does `work`; `current` is `what` meanwhile: "row 3 of train.jsonl".
+pub fn during<T>(what: fmt::Arguments<'_>, work: impl FnOnce() -> T) -> T {
+    let mut activity = Activity::NONE;
+    let _ = activity.write_fmt(what);
+    let _restore = Restore(CURRENT.replace(activity));
+    work()
+}
+
+/// The activity of this thread.
+fn current_activity() -> Activity {
+    CURRENT.try_with(Cell::get).unwrap_or(Activity::NONE)
 }
 
 #[cfg(test)]
@@ -271,5 +370,22 @@ mod limit_tests {
         assert_eq!(reserve(400 << 20), 50 << 20);
         assert_eq!(reserve(2 << 30), 256 << 20);
         assert_eq!(reserve(u64::MAX), 256 << 20);
+    }
+}
+
+#[cfg(test)]
+mod activity_tests {
+    use super::*;
+
+    #[test]
+    fn the_innermost_activity_is_current_and_the_previous_one_is_restored() {
+        let now = || current_activity().text().map(str::to_owned);
+        during(format_args!("row {}", 1), || {
+            during(format_args!("{}", "ä".repeat(MAX_BYTES)), || {
+                assert_eq!(now().unwrap(), "ä".repeat(MAX_BYTES / 2));
+            });
+            assert_eq!(now().as_deref(), Some("row 1"));
+        });
+        assert_eq!(now(), None);
     }
 }

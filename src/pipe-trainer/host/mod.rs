@@ -1,10 +1,9 @@
 //! This process and its host: the memory it holds, the limit on it, signals to stop, and the lease of the runner.
 
-pub mod activity;
 mod memory;
 mod process;
 
-pub use memory::{HostAllocator, HostMemory, exhausted, lift_limit, set_limit, total_memory};
+pub use memory::{HostAllocator, HostMemory, bounded, during, exhausted, lift_limit, set_limit, total_memory};
 pub use process::{
     Stop, bytes_moved, cpu_time, die_with_this_process, offer_to_be_killed, training_started, watch_lease,
 };

@@ -19,7 +19,7 @@ use super::setup::{Setup, Start};
 use super::weights;
 use crate::error::TrainerError;
 use crate::storage::TensorFiles;
-use crate::storage::bounded_file::{self, LARGEST_CONFIG};
+use crate::storage::files::{self, LARGEST_CONFIG};
 
 /// The key of config.json, and its value in a model that another program has trained.
 const THRESHOLD: &str = "threshold";
@@ -48,7 +48,7 @@ fn check_adapter(parameters: &[Parameter], stored: &TensorFiles) -> Result<(), S
 
 fn read_json(path: &Path) -> Result<Map<String, Value>, TrainerError> {
     let fail = |message: String| TrainerError::Model { path: path.to_owned(), message };
-    let text = bounded_file::read(path, LARGEST_CONFIG).map_err(|error| fail(error.to_string()))?;
+    let text = files::read(path, LARGEST_CONFIG).map_err(|error| fail(error.to_string()))?;
     serde_json::from_slice(&text).map_err(|error| fail(error.to_string()))
 }
 

@@ -6,33 +6,13 @@ use pipe_spec::pipeline::Quantize;
 use tch::{Device, Kind, TchError, Tensor};
 
 use crate::dynamic_map::{self, Codes, Sign};
-use crate::torch::{OuterScales, QuantizedMatrix};
+use crate::torch::{self, OuterScales, QuantizedMatrix};
 
 /// Numbers that share a scale, of 4 bits.
 const BLOCK: i64 = 64;
 
 /// Numbers that are quantized at a time: what that holds besides is small however large a matrix is.
 const CHUNK: i64 = 1 << 22;
-
-/// The numbers that the codes of 4 bits stand for: as likely as each other where weights are spread normally.
-const NORMAL_FLOAT: [f32; 16] = [
-    -1.0,
-    -0.696_192_8,
-    -0.525_073_05,
-    -0.394_917_5,
-    -0.284_441_38,
-    -0.184_773_43,
-    -0.091_050_036,
-    0.0,
-    0.079_580_3,
-    0.160_930_2,
-    0.246_112_3,
-    0.337_915_24,
-    0.440_709_83,
-    0.562_617,
-    0.722_956_84,
-    1.0,
-];
 
 /// Which layers of a model have quantized weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -131,7 +111,7 @@ impl Quantized {
         let device = matrix.device();
         let flat = matrix.f_contiguous()?.f_reshape([-1])?;
         let count = rows * columns;
-        let middles: Vec<f32> = NORMAL_FLOAT.windows(2).map(|pair| (pair[0] + pair[1]) / 2.0).collect();
+        let middles: Vec<f32> = torch::nf4_numbers().windows(2).map(|pair| (pair[0] + pair[1]) / 2.0).collect();
         let middles = Tensor::f_from_slice(&middles)?.f_to_device(device)?;
         let codes = Tensor::f_empty([(count + 1) / 2], (Kind::Uint8, device))?;
         let mut scales = Vec::new();

@@ -4,7 +4,6 @@
 mod batches;
 mod classes;
 mod output;
-mod spans;
 mod texts;
 
 use std::path::Path;
@@ -16,7 +15,7 @@ use batches::{Batches, Head};
 use output::{Output, print};
 use pipe_model::{Labels, TaskData};
 use pipe_spec::event::Scores;
-use pipe_spec::predict::{Evaluation, Predicted};
+use pipe_spec::trainer::{Evaluation, Predicted};
 use pipe_spec::{PredictEvent, PredictSpec};
 use rayon::ThreadPool;
 
@@ -81,7 +80,7 @@ impl Prediction {
     fn run(mut self, task_data: &TaskData) -> Result<Predicted, TrainerError> {
         match task_data {
             TaskData::Seq2Seq { .. } => texts::predict_texts(&mut self, task_data),
-            TaskData::TokenLabels { .. } => spans::predict_spans(&mut self, task_data),
+            TaskData::TokenLabels { .. } => classes::predict_spans(&mut self, task_data),
             TaskData::Classification { labels: Some(Labels::Several(names)), .. } => {
                 classes::predict_several(&mut self, task_data, names.clone())
             }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use pipe_model::TaskData;
 use pipe_spec::PredictEvent;
-use pipe_spec::predict::{Evaluation, Predicted};
+use pipe_spec::trainer::{Evaluation, Predicted};
 use tch::{Kind, Reduction, Tensor};
 
 use super::batches::Head;

@@ -18,7 +18,7 @@ use super::waiter::{Heartbeat, Heartbeats, RankState};
 use crate::error::TrainerError;
 use crate::host::{self, Stop, bytes_moved, cpu_time, die_with_this_process};
 use crate::session::spec::{Node, job_folder};
-use crate::storage::durable;
+use crate::storage::files;
 
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
@@ -57,7 +57,7 @@ pub fn launch(start: &Start<'_>, stop: &Stop) -> Result<(), TrainerError> {
     let node = start.node;
     // An earlier process may have left files there. With several nodes another may be there already.
     if node.is_only() {
-        durable::remove_folder(&folder).map_err(fail)?;
+        files::remove_folder(&folder).map_err(fail)?;
     }
     fs::create_dir_all(&folder).map_err(fail)?;
     let heartbeats = Heartbeats::create(&folder, node).map_err(fail)?;

@@ -1,10 +1,8 @@
 //! Files and folders: read within bounds, written whole or not at all, and tensors in them.
 
-pub mod bounded_file;
-pub mod durable;
+pub mod files;
 mod pickle;
-mod tensor_files;
-pub mod tensor_writer;
+pub mod tensor_files;
 
-pub use durable::ExportedFolder;
+pub use files::ExportedFolder;
 pub use tensor_files::TensorFiles;

@@ -13,7 +13,7 @@ use super::rows::{Split, Unigram};
 use crate::cli::PicturesArgs;
 use crate::error::TrainerError;
 use crate::random::{Purpose, Random};
-use crate::storage::durable;
+use crate::storage::files;
 
 /// Writes the pictures of both splits, and at last the files that name them.
 pub fn generate(args: &PicturesArgs) -> Result<(), TrainerError> {
@@ -56,7 +56,7 @@ fn encode(picture: &RgbImage, format: ImageFormat) -> io::Result<Vec<u8>> {
 }
 
 fn write(path: &Path, bytes: &[u8]) -> Result<(), TrainerError> {
-    durable::write_whole(path, bytes).map_err(|error| fail(path, error))
+    files::write_whole(path, bytes).map_err(|error| fail(path, error))
 }
 
 fn fail(path: &Path, source: io::Error) -> TrainerError {

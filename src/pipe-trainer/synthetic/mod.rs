@@ -4,11 +4,8 @@ pub mod cars;
 mod dishes;
 mod recipes;
 mod rows;
-pub mod series;
 pub mod stories;
-pub mod table;
-mod talks;
+pub mod tables;
 
 pub use dishes::DISHES;
-pub use recipes::RECIPES;
-pub use talks::TALKS;
+pub use recipes::{RECIPES, TALKS};

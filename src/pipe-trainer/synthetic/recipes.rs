@@ -1,7 +1,10 @@
 //! Synthetic cooking recipes: endless, reproducible and learnable, because what is done with an ingredient depends
 //! on the ingredient alone.
+//!
+//! Synthetic conversations about cooking: somebody names ingredients and is told what to do with them, one or several times.
 
 use serde::Serialize;
+use serde_json::json;
 
 use super::rows::{SyntheticRows, Unigram};
 use crate::random::{Purpose, Random};
@@ -115,6 +118,30 @@ pub fn tokenizer() -> String {
     Unigram { special: &special, unknown: 2, start: None, end: Some(1), normalizer: "NFKC" }.json(words())
 }
 
+/// Models that can talk bring their own tokenizer.
+pub const TALKS: SyntheticRows = SyntheticRows { purpose: Purpose::Talks, row: talk, tokenizer: None };
+
+const MOST_QUESTIONS: u64 = 3;
+const MOST_INGREDIENTS: u64 = 3;
+
+fn talk(random: &mut Random) -> String {
+    let mut messages = Vec::new();
+    if random.below(2) == 0 {
+        messages.push(json!({ "role": "system", "content": "You are a cook. Answer shortly." }));
+    }
+    for _ in 0..=random.below(MOST_QUESTIONS) {
+        let mut picked: Vec<usize> = (0..INGREDIENTS.len()).collect();
+        random.shuffle(&mut picked);
+        picked.truncate(1 + random.below(MOST_INGREDIENTS) as usize);
+        let names: Vec<&str> = picked.iter().map(|index| INGREDIENTS[*index]).collect();
+        let answers: Vec<String> = picked.iter().map(|index| direction(*index)).collect();
+        let question = format!("What do I do with {}?", names.join(" and "));
+        messages.push(json!({ "role": "user", "content": question }));
+        messages.push(json!({ "role": "assistant", "content": answers.join(" ") }));
+    }
+    json!({ "messages": messages }).to_string()
+}
+
 #[cfg(test)]
 mod tests {
     use tokenizers::Tokenizer;
@@ -155,5 +182,22 @@ mod tests {
         assert_eq!(tokenizer.decode(encoding.get_ids(), true).unwrap(), text);
         let unseen = tokenizer.encode("quinoa", true).unwrap();
         assert_eq!(tokenizer.decode(unseen.get_ids(), true).unwrap(), "quinoa");
+    }
+}
+
+#[cfg(test)]
+mod talks_tests {
+    use serde_json::Value;
+
+    use super::*;
+
+    #[test]
+    fn every_conversation_ends_with_an_answer() {
+        for number in 0..50 {
+            let row: Value = serde_json::from_str(&talk(&mut Random::new(Purpose::Talks, 1, &[number]))).unwrap();
+            let messages = row["messages"].as_array().unwrap();
+            assert!((2..=7).contains(&messages.len()), "{row}");
+            assert_eq!(messages.last().unwrap()["role"], "assistant", "{row}");
+        }
     }
 }

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use crate::cli::RowsArgs;
 use crate::error::TrainerError;
 use crate::random::{Purpose, Random};
-use crate::storage::durable;
+use crate::storage::files;
 
 /// One kind of synthetic rows.
 pub struct SyntheticRows {
@@ -49,7 +49,7 @@ impl SyntheticRows {
         fs::create_dir_all(folder).map_err(|source| TrainerError::Io { path: folder.to_owned(), source })?;
         for (name, text) in files.into_iter().chain(tokenizer) {
             let path = folder.join(name);
-            durable::write_whole(&path, text.as_bytes()).map_err(|source| TrainerError::Io { path, source })?;
+            files::write_whole(&path, text.as_bytes()).map_err(|source| TrainerError::Io { path, source })?;
         }
         Ok(())
     }

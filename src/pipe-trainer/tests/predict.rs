@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use crate::support::{Bench, generate, trainer};
 use pipe_spec::event::{Eval, EventKind};
-use pipe_spec::predict::{PredictEvent, Predicted};
+use pipe_spec::trainer::{PredictEvent, Predicted};
 use serde_json::{Value, json};
 
 /// The end of a prediction.

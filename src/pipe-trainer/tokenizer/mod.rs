@@ -17,8 +17,8 @@ use tokenizers::Tokenizer;
 
 use crate::boundary;
 use crate::error::TrainerError;
-use crate::host::activity;
-use crate::storage::bounded_file::{self, LARGEST_TOKENIZER};
+use crate::host;
+use crate::storage::files::{self, LARGEST_TOKENIZER};
 
 pub use settings::SpecialTokens;
 pub use tokens::Tokens;
@@ -31,10 +31,10 @@ pub fn open(path: &Path, arch: Arch) -> Result<Tokenizer, TrainerError> {
     let format = format(path, arch).map_err(fail)?;
     let build = || {
         let Some(format) = format else {
-            let json = bounded_file::read(path, LARGEST_TOKENIZER).map_err(|error| error.to_string())?;
+            let json = files::read(path, LARGEST_TOKENIZER).map_err(|error| error.to_string())?;
             return Tokenizer::from_bytes(json).map_err(|error| error.to_string());
         };
-        bounded_file::check_size(path, LARGEST_TOKENIZER).map_err(|error| error.to_string())?;
+        files::check_size(path, LARGEST_TOKENIZER).map_err(|error| error.to_string())?;
         let settings = Settings::read(path)?;
         match format {
             VocabularyFormat::T5 => sentencepiece::t5(path, &settings),
@@ -45,7 +45,7 @@ pub fn open(path: &Path, arch: Arch) -> Result<Tokenizer, TrainerError> {
             VocabularyFormat::Clip => vocabulary::clip(path, &settings),
         }
     };
-    let tokenizer = activity::during(format_args!("the tokenizer {}", path.display()), || guarded(build));
+    let tokenizer = host::during(format_args!("the tokenizer {}", path.display()), || guarded(build));
     boundary::check_host_memory()?;
     tokenizer.map_err(fail)
 }
@@ -59,7 +59,7 @@ pub fn guarded<T>(work: impl FnOnce() -> Result<T, String>) -> Result<T, String>
 pub fn json(path: &Path, arch: Arch) -> Result<Vec<u8>, TrainerError> {
     let fail = |message: String| TrainerError::Tokenizer { path: path.to_owned(), message };
     if let Ok(None) = format(path, arch) {
-        return bounded_file::read(path, LARGEST_TOKENIZER).map_err(|error| fail(error.to_string()));
+        return files::read(path, LARGEST_TOKENIZER).map_err(|error| fail(error.to_string()));
     }
     let text = open(path, arch)?.to_string(true).map_err(|error| fail(error.to_string()))?;
     Ok(text.into_bytes())

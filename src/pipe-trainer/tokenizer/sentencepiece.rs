@@ -15,7 +15,7 @@ use tokenizers::{AddedToken, Tokenizer};
 
 use super::settings::{Settings, Special};
 use super::vocabulary::{Built, classify, decode, normalize, number, pre_tokenize, surround};
-use crate::storage::bounded_file::{self, LARGEST_TOKENIZER};
+use crate::storage::files::{self, LARGEST_TOKENIZER};
 
 pub fn t5(path: &Path, settings: &Settings) -> Built {
     const EXTRA_IDS: u64 = 100;
@@ -87,7 +87,7 @@ pub fn deberta_v3(path: &Path, settings: &Settings) -> Built {
 }
 
 fn read(path: &Path) -> Result<Pieces, String> {
-    Pieces::read(&bounded_file::read(path, LARGEST_TOKENIZER).map_err(|error| error.to_string())?)
+    Pieces::read(&files::read(path, LARGEST_TOKENIZER).map_err(|error| error.to_string())?)
 }
 
 fn unigram(vocabulary: Vec<(String, f64)>, unknown: usize) -> Built {

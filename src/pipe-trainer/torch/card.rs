@@ -59,6 +59,7 @@ pub fn empty_cache() -> Result<(), TchError> {
 pub fn prepare_kernels() -> Result<(), TchError> {
     let text = CString::new(concat!(
         include_str!("kernels.cu"),
+        include_str!("quantized_numbers.hpp"),
         include_str!("quantized.cu"),
         include_str!("attention.cu"),
         include_str!("attention_forward.cu"),

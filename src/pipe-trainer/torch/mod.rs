@@ -18,5 +18,5 @@ pub use fused::{
     linear_cross_entropy, linears, linears_and_residual, rms_norm, select_rows, turn,
 };
 pub use optimizer::{AdamWGroup, AdamWStep, adamw, adamw_bf16, round_to_bf16, set_gradient, total_norm};
-pub use quantized::{NarrowGroup, OuterScales, QuantizedMatrix, adamw_8bit};
+pub use quantized::{NarrowGroup, OuterScales, QuantizedMatrix, adamw_8bit, nf4_numbers};
 pub use ranks::{BucketSums, Link, Waits, rendezvous};

@@ -1,24 +1,9 @@
-// Weights of 4 and 8 bits made wide again, and AdamW with moments of 8 bits. Follows kernels.cu in the text that is compiled.
+// Weights of 4 and 8 bits made wide again, and AdamW with moments of 8 bits. Follows kernels.cu and quantized_numbers.hpp in the text that is compiled.
 
 // --- Numbers of 4 bits (NormalFloat, Dettmers et al., 2023) ---------------------------------------------------------------------
 // Products and sums are rounded one by one, so that the CPU gives the same bits: quantized.hpp.
 
-__constant__ float NF4[16] = {-1.0f,
-                              -0.6961928009986877f,
-                              -0.5250730514526367f,
-                              -0.39491748809814453f,
-                              -0.28444138169288635f,
-                              -0.18477343022823334f,
-                              -0.09105003625154495f,
-                              0.0f,
-                              0.07958029955625534f,
-                              0.16093020141124725f,
-                              0.24611230194568634f,
-                              0.33791524171829224f,
-                              0.44070982933044434f,
-                              0.5626170039176941f,
-                              0.7229568362236023f,
-                              1.0f};
+__constant__ float NF4[16] = NF4_NUMBERS;
 
 struct alignas(16) FourWords { u32 v[4]; };
 
@@ -121,8 +106,6 @@ __global__ void multiply_nf4(const unsigned char* packed, const unsigned char* s
 }
 
 // --- Numbers of 8 bits, scaled by row -------------------------------------------------------------------------------------------
-
-#define ONE_BY_127 0.007874015718698502f
 
 struct alignas(8) EightBytes { signed char v[8]; };
 

@@ -3,8 +3,11 @@
 #pragma once
 
 #include "functions.hpp"
+#include "quantized_numbers.hpp"
 
 // --- Weights ----------------------------------------------------------------------------------------------------------------------
+
+constexpr float NF4[16] = NF4_NUMBERS;
 
 struct QuantizedWeight {
   Tensor codes;   // 4 bits: two of them in a byte, the first in its upper half; 8 bits: [rows, columns]
@@ -89,23 +92,6 @@ struct QuantizedWeight {
     });
   }
 
-  static constexpr float ONE_BY_127 = 0.007874015718698502f;
-  static constexpr float NF4[16] = {-1.0f,
-                                    -0.6961928009986877f,
-                                    -0.5250730514526367f,
-                                    -0.39491748809814453f,
-                                    -0.28444138169288635f,
-                                    -0.18477343022823334f,
-                                    -0.09105003625154495f,
-                                    0.0f,
-                                    0.07958029955625534f,
-                                    0.16093020141124725f,
-                                    0.24611230194568634f,
-                                    0.33791524171829224f,
-                                    0.44070982933044434f,
-                                    0.5626170039176941f,
-                                    0.7229568362236023f,
-                                    1.0f};
 };
 
 // in weight^T + bias. The weight is wide for the time of a product alone, if at all, and has no gradient.

@@ -22,6 +22,7 @@ struct QuantizedTensors {
 }
 
 unsafe extern "C" {
+    fn pipe_nf4_numbers(out: *mut f32);
     fn pipe_dequantize(weight: *const QuantizedTensors, kind: c_int, out: *mut *mut C_tensor) -> *mut c_char;
     fn pipe_quantized_linear(
         input: *mut C_tensor,
@@ -37,6 +38,14 @@ unsafe extern "C" {
         step: *const AdamWStep,
         seed: u64,
     ) -> *mut c_char;
+}
+
+/// The numbers that the codes of 4 bits stand for: as likely as each other where weights are spread normally.
+pub fn nf4_numbers() -> [f32; 16] {
+    let mut out = [0.0; 16];
+    // SAFETY: the array has the places that are written.
+    unsafe { pipe_nf4_numbers(out.as_mut_ptr()) };
+    out
 }
 
 /// A matrix of few bits for each number.

@@ -20,7 +20,7 @@ use crate::ranks::{self, Notices};
 use crate::session::events::{Console, Events};
 use crate::session::oom;
 use crate::session::spec::{self, Node, job_folder};
-use crate::storage::durable;
+use crate::storage::files;
 
 /// Trains as the spec says. An out-of-memory is recorded, and no completed step is lost to it or to a stop. Several ranks are processes
 /// of their own, which this one starts, unless it is one of them.
@@ -209,7 +209,7 @@ fn write_oom_record(session: &Session, record: &OomRecord) {
     }
     let folder = job_folder(&session.spec);
     let json = serde_json::to_vec_pretty(record).expect("a record is plain data");
-    let written = std::fs::create_dir_all(folder.path()).and_then(|()| durable::write_whole(&folder.oom(), &json));
+    let written = std::fs::create_dir_all(folder.path()).and_then(|()| files::write_whole(&folder.oom(), &json));
     if let Err(error) = written {
         session.warn(format!("cannot write {}: {error}", folder.oom().display()));
     }

@@ -17,9 +17,8 @@ use super::session::Session;
 use super::state::State;
 use crate::data::Preprocessor;
 use crate::error::TrainerError;
-use crate::storage::bounded_file::{self, LARGEST_CONFIG, LARGEST_TOKENIZER};
-use crate::storage::durable;
-use crate::storage::tensor_writer;
+use crate::storage::files::{self, LARGEST_CONFIG, LARGEST_TOKENIZER};
+use crate::storage::tensor_files;
 use crate::storage::{ExportedFolder, TensorFiles};
 use crate::tokenizer::{self, SpecialTokens};
 
@@ -54,7 +53,7 @@ fn write(session: &Session, state: &State, exported: &Exported<'_>) -> io::Resul
     }
     write_generation_config(session, &staged, &config)?;
     if let Some(preprocessor) = preprocessor(session, &config)? {
-        durable::write_synced(&staged.path(PREPROCESSOR), &serde_json::to_vec_pretty(&preprocessor)?)?;
+        files::write_synced(&staged.path(PREPROCESSOR), &serde_json::to_vec_pretty(&preprocessor)?)?;
     }
     let card = ModelCard {
         spec: &session.spec,
@@ -64,7 +63,7 @@ fn write(session: &Session, state: &State, exported: &Exported<'_>) -> io::Resul
         rows: exported.rows,
         eval: exported.eval,
     };
-    durable::write_synced(&staged.path(MODEL_CARD), card.text().as_bytes())?;
+    files::write_synced(&staged.path(MODEL_CARD), card.text().as_bytes())?;
     write_weights(session, state, exported, &staged)?;
     staged.commit()
 }
@@ -78,19 +77,19 @@ fn write_weights(session: &Session, state: &State, exported: &Exported<'_>, stag
             let stored = exported.weights.map(read).transpose().map_err(io::Error::other)?;
             let merged = stored.as_ref().unwrap_or(state.model.weights()).merged().map_err(io::Error::other)?;
             let tensors: Vec<(String, &Tensor)> = merged.iter().map(|(name, tensor)| (name.clone(), tensor)).collect();
-            return tensor_writer::write(&file, &tensors).map(drop);
+            return tensor_files::write(&file, &tensors).map(drop);
         }
         write_json(staged, ADAPTER_CONFIG, &lora.export(session.spec.base_model.as_deref()))?;
         file = staged.path(ADAPTER_WEIGHTS);
     }
     match exported.weights {
-        Some(weights) => durable::copy_synced(weights, &file),
-        None => tensor_writer::write(&file, &state.named_weights()).map(drop),
+        Some(weights) => files::copy_synced(weights, &file),
+        None => tensor_files::write(&file, &state.named_weights()).map(drop),
     }
 }
 
 fn write_json(staged: &ExportedFolder, name: &str, keys: &Map<String, Value>) -> io::Result<()> {
-    durable::write_synced(&staged.path(name), &serde_json::to_vec_pretty(keys)?)
+    files::write_synced(&staged.path(name), &serde_json::to_vec_pretty(keys)?)
 }
 
 /// `tokenizer.json`, the settings that transformers reads beside it, and the vocabulary that it was made from.
@@ -102,7 +101,7 @@ fn write_tokenizer(
 ) -> io::Result<()> {
     let arch = session.spec.model.arch;
     let json = tokenizer::json(path, arch).map_err(io::Error::other)?;
-    durable::write_synced(&staged.path(TOKENIZER_JSON), &json)?;
+    files::write_synced(&staged.path(TOKENIZER_JSON), &json)?;
     // Without them transformers would take the defaults of the model's tokenizer instead, whatever tokenizer.json says.
     let [tokenizer_config, special_tokens, _] = TOKENIZER_SETTINGS;
     let mut carried = Vec::new();
@@ -113,8 +112,8 @@ fn write_tokenizer(
     }
     let template = path.with_file_name(CHAT_TEMPLATE);
     if template.is_file() {
-        let text = bounded_file::read(&template, LARGEST_CONFIG)?;
-        durable::write_synced(&staged.path(CHAT_TEMPLATE), &text)?;
+        let text = files::read(&template, LARGEST_CONFIG)?;
+        files::write_synced(&staged.path(CHAT_TEMPLATE), &text)?;
     }
     let known = tokenizer::open(path, arch).map_err(io::Error::other)?;
     let settings: Vec<&Map<String, Value>> = carried.iter().map(|(_, keys)| keys).collect();
@@ -149,11 +148,11 @@ fn write_vocabulary(session: &Session, staged: &ExportedFolder, path: &Path) -> 
         if !file.is_file() {
             continue;
         }
-        match bounded_file::read(&file, LARGEST_TOKENIZER) {
+        match files::read(&file, LARGEST_TOKENIZER) {
             Ok(bytes) if name.ends_with(".json") && serde_json::from_slice::<Value>(&bytes).is_err() => {
                 session.warn(format!("{} is not JSON and not part of the exported model", file.display()));
             }
-            Ok(bytes) => durable::write_synced(&staged.path(name), &bytes)?,
+            Ok(bytes) => files::write_synced(&staged.path(name), &bytes)?,
             Err(error) => session.warn(format!("{}: {error}; it is not part of the exported model", file.display())),
         }
     }
@@ -188,13 +187,13 @@ fn carry_over(
     if !file.is_file() {
         return Ok(None);
     }
-    let read = bounded_file::read(file, LARGEST_CONFIG).and_then(|bytes| {
+    let read = files::read(file, LARGEST_CONFIG).and_then(|bytes| {
         let keys = serde_json::from_slice(&bytes)?;
         Ok((bytes, keys))
     });
     match read {
         Ok((bytes, keys)) => {
-            durable::write_synced(&staged.path(name), &bytes)?;
+            files::write_synced(&staged.path(name), &bytes)?;
             Ok(Some(keys))
         }
         Err(error) => {

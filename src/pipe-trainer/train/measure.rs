@@ -23,7 +23,7 @@ use crate::host::offer_to_be_killed;
 use crate::model::Definition;
 use crate::session::events::{Console, Events};
 use crate::session::spec;
-use crate::storage::tensor_writer;
+use crate::storage::tensor_files;
 use crate::torch;
 
 /// A line of stdout that is meant for the parent. Other lines there are events, or texts of libraries.
@@ -184,8 +184,8 @@ impl<'a> Measuring<'a> {
             let samples = splitter.room(&longest_samples.part(batch));
             evaluation.rehearse(self.session, &self.state, splitter.shape(), &longest_samples.part(samples))?;
         }
-        tensor_writer::read_all(&self.state.named_weights())?;
-        tensor_writer::read_all(&self.state.optimizer.tensors())?;
+        tensor_files::read_all(&self.state.named_weights())?;
+        tensor_files::read_all(&self.state.optimizer.tensors())?;
         // A batch that took memory from the reserve did not fit.
         boundary::check_host_memory()
     }

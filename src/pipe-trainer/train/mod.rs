@@ -9,7 +9,6 @@ mod gradient_cache;
 mod graphs;
 mod measure;
 mod model_card;
-mod optimizer_shares;
 mod rehearsal;
 mod session;
 mod state;

@@ -11,16 +11,15 @@ use pipe_spec::event::{self, EventKind};
 use pipe_spec::run::checkpoint_name;
 use tch::{Device, Tensor};
 
-use super::optimizer_shares::{self, OptimizerShares};
 use super::session::Session;
-use super::sums::FlatGradients;
+use super::sums::{self, FlatGradients, OptimizerShares};
 use crate::checkpoint::{Checkpoint, Identity, MetricRecords, SavedState};
 use crate::data::SampleOrder;
 use crate::error::TrainerError;
 use crate::model::{Definition, Model, Setup, Start};
 use crate::optim::{LossScale, Optimizer, Share};
 use crate::ranks::SharedSum;
-use crate::storage::tensor_writer;
+use crate::storage::tensor_files;
 
 /// Bytes of a hash in each of the numbers that are compared: a double holds them exactly.
 const HASH_BYTES_EACH: usize = 5;
@@ -148,7 +147,7 @@ impl State {
             return Ok(());
         }
         self.check_weights(session)?;
-        let shares = optimizer_shares::hand_in(session, &self.share, &self.optimizer, self.step)?;
+        let shares = sums::hand_in(session, &self.share, &self.optimizer, self.step)?;
         session.peers.barrier()?;
         self.save(session, shares)
     }
@@ -158,7 +157,7 @@ impl State {
         if self.step == self.saved.get() {
             return Ok(());
         }
-        let shares = optimizer_shares::hand_in(session, &self.share, &self.optimizer, self.step)?;
+        let shares = sums::hand_in(session, &self.share, &self.optimizer, self.step)?;
         if session.peers.leads() && !shares.await_all(&session.peers) {
             let message =
                 format!("step {} is not saved: not all ranks could hand in their share of the optimizer", self.step);
@@ -261,7 +260,7 @@ impl State {
 
     /// Refuses to write tensors that are not finite: a checkpoint of them would replace the last good one.
     pub fn check_finite(&self, session: &Session, tensors: &[(String, &Tensor)]) -> Result<(), TrainerError> {
-        match tensor_writer::first_not_finite(tensors)? {
+        match tensor_files::first_not_finite(tensors)? {
             None => Ok(()),
             Some(name) => Err(TrainerError::WeightsNotFinite {
                 step: self.step,

@@ -3,7 +3,7 @@
 use std::num::NonZeroU32;
 use std::path::PathBuf;
 
-use pipe_spec::predict::Predicted;
+use pipe_spec::trainer::Predicted;
 use serde_json::json;
 
 use crate::engine::registry;

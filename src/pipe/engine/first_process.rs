@@ -20,6 +20,9 @@ const PROGRAM: &[u8] = include_bytes!(env!("PIPE_JOB_PROGRAM"));
 /// Where a container has it.
 pub const IN_CONTAINER: &str = "/run/pipe-job";
 
+/// How the line begins that it adds to the output of a job whose program a signal has stopped.
+pub const STOPPED_WARNING: &str = "warning: a signal stopped the program of this job";
+
 /// Bytes of the record of an end.
 const RECORD_LIMIT: u64 = 4096;
 
@@ -170,6 +173,13 @@ mod tests {
         assert_eq!((code, text.as_str()), (Some(7), "one|two|three"));
         assert_eq!(end, JobEnd { exit_code: 7, oom_kills: 0, error: None });
         assert_eq!(run(&[], "kill -9 $$").0, Some(137));
+    }
+
+    #[test]
+    fn a_program_that_is_stopped_is_named_and_goes_on() {
+        let (code, text, _) = run(&[], "(sleep 1; kill -CONT $$) & kill -STOP $$; echo on; wait; exit 4");
+        assert_eq!(code, Some(4));
+        assert!(text.starts_with(STOPPED_WARNING) && text.ends_with("|on"), "{text}");
     }
 
     #[test]

@@ -3,10 +3,10 @@
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
-use pipe_spec::inspection::{Lengths, Split, StepParts};
 use pipe_spec::pipeline::{Gpus, Task, Training};
 use pipe_spec::text::count;
 use pipe_spec::trainer::{LEASE_ON_STDIN, LEASE_VARIABLE, error_message};
+use pipe_spec::trainer::{Lengths, Split, StepParts};
 use pipe_spec::{Device, Inspection, Problems, TrainerExit};
 use serde::Serialize;
 use tokio::process::Command;
@@ -254,7 +254,7 @@ fn truncation_warnings(training: &Training, train: &Split) -> Vec<String> {
         (Task::Seq2Seq, _) => ("max_source", training.data.max_source),
         _ => ("max_length", training.data.max_length),
     };
-    let warn = |lengths: &pipe_spec::inspection::Lengths| {
+    let warn = |lengths: &pipe_spec::trainer::Lengths| {
         let (key, limit) = key(&lengths.column);
         let texts = count(lengths.at_limit, "text");
         format!("data.{key}: {texts} of {} are as long as the limit of {limit} tokens or are cut there", train.read)
@@ -282,7 +282,7 @@ fn class_warnings(train: &Split, eval: Option<&Split>) -> Vec<String> {
 
 #[cfg(test)]
 mod summary_tests {
-    use pipe_spec::inspection::ClassCount;
+    use pipe_spec::trainer::ClassCount;
 
     use super::*;
 
@@ -322,7 +322,7 @@ mod summary_tests {
 #[cfg(test)]
 mod warnings_tests {
     use pipe_spec::Variables;
-    use pipe_spec::inspection::{ClassCount, Lengths};
+    use pipe_spec::trainer::{ClassCount, Lengths};
 
     use super::*;
     use crate::engine::registry;

@@ -90,7 +90,11 @@ pub async fn resume(
     }
     let pins = load::pins(lock::read(&run.folder).as_ref());
     let request = Request { file: run.folder.resolved(), set: set.to_vec(), access: HubAccess::Fetch, pins };
-    let loaded = load::load_interruptibly(request, reporter, interrupts).await?;
+    let loaded = match run.is_open() {
+        // Who is asked to stop a job that runs takes it over first.
+        true => load::load_whole(request, reporter).await?,
+        false => load::load_interruptibly(request, reporter, interrupts).await?,
+    };
     drive_single(run, &loaded, !set.is_empty(), reporter, interrupts).await
 }
 

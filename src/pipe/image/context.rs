@@ -156,10 +156,11 @@ pub fn find_trainer() -> Result<PathBuf, Error> {
     }
     let own = std::env::current_exe().map_err(|source| Error::Read { path: "this program".into(), source })?;
     // Beside the real file, should this one have been reached through a link.
-    let looked: Vec<PathBuf> = [own.clone(), own.canonicalize().unwrap_or(own)]
+    let mut looked: Vec<PathBuf> = [own.clone(), own.canonicalize().unwrap_or(own)]
         .iter()
         .filter_map(|program| Some(program.parent()?.join("pipe-trainer")))
         .collect();
+    looked.dedup();
     looked.iter().find(|path| path.is_file()).cloned().ok_or(Error::NoTrainer { looked })
 }
 

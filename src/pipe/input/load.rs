@@ -214,6 +214,12 @@ pub async fn load_interruptibly(
     interruptibly(reporter, interrupts, move |progress| load(&request, progress)).await
 }
 
+/// The same where signals have to wait.
+pub async fn load_whole(request: Request, reporter: &Reporter) -> Result<Loaded, Error> {
+    let progress = reporter.fetch_progress();
+    interrupt::run(move || load(&request, progress)).await
+}
+
 /// The same for what one step of a pipeline names, in the file `file`.
 pub async fn find_interruptibly(
     parsed: Parsed,

@@ -98,6 +98,11 @@ impl Run {
         Self::create_with(&absolute(&runs_folder()), text, &study.to_yaml(), state)
     }
 
+    /// Whether the last attempt has no recorded end: its job may still run.
+    pub fn is_open(&self) -> bool {
+        self.state.attempts().last().is_some_and(|attempt| attempt.outcome.is_none())
+    }
+
     fn create_with(runs: &Path, text: &str, resolved: &str, state: RunState) -> Result<Self, Error> {
         let folder = RunFolder::new(runs.join(&state.id));
         let state = RunState { created: now(), cwd: std::env::current_dir().unwrap_or_default(), ..state };

@@ -60,9 +60,14 @@ impl Interrupts {
         Self { pending: Some(pending), ..self }
     }
 
-    /// Fails if a stop is pending.
+    /// Leaves a request that ended a wait to those who watch the job: `next` gives it again.
+    pub fn postpone(&mut self) {
+        self.pending.get_or_insert(StopRequest::Graceful);
+    }
+
+    /// Fails if a stop was requested: nothing new is begun.
     pub fn check(&self) -> Result<(), Error> {
-        if self.pending.is_some() { Err(Error::Interrupted) } else { Ok(()) }
+        if self.asked || self.pending.is_some() { Err(Error::Interrupted) } else { Ok(()) }
     }
 
     /// Waits for the next request. Can be dropped and called again without losing any.

@@ -13,13 +13,13 @@ use tch::Kind;
 
 use super::pass::{Measures, Pass};
 use super::token_labels::are_numbers;
-use super::{classification, contrastive, generation, preference, token_labels};
+use super::{classification, contrastive, generation, token_labels};
 use crate::data::{PartShape, Reader, Sample, SampleOrder, Sources};
 use crate::error::TrainerError;
 use crate::model::{Definition, Mode};
 use crate::ranks::Peers;
 use crate::session::spec::job_folder;
-use crate::storage::durable;
+use crate::storage::files;
 use crate::tokenizer::Tokens;
 use crate::train::session::Session;
 use crate::train::state::{State, milliseconds};
@@ -102,7 +102,7 @@ impl Evaluator {
         let Measures { loss, scores, mut details, headline, samples } = match (self.task, state.model.contrastive()) {
             (_, Some(model)) => contrastive::evaluate(&pass, model)?,
             (Task::Preference, None) => match state.model.pairs() {
-                Some(pairs) => preference::evaluate(&pass, pairs)?,
+                Some(pairs) => generation::evaluate_pairs(&pass, pairs)?,
                 None => Measures { loss: pass.loss()?, ..Measures::default() },
             },
             (Task::Seq2Seq | Task::Language, None) => generation::evaluate(&pass)?,
@@ -148,7 +148,7 @@ pub fn write_details(session: &Session, details: &EvaluationDetails, is_best: bo
     let folder = job_folder(&session.spec);
     let json = serde_json::to_vec(details).expect("details are plain data");
     let write = |path: &Path| {
-        let written = std::fs::create_dir_all(folder.path()).and_then(|()| durable::write_whole(path, &json));
+        let written = std::fs::create_dir_all(folder.path()).and_then(|()| files::write_whole(path, &json));
         if let Err(error) = written {
             session.warn(format!("cannot write {}: {error}", path.display()));
         }

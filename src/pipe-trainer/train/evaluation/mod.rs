@@ -5,7 +5,6 @@ mod contrastive;
 mod evaluator;
 mod generation;
 mod pass;
-mod preference;
 mod token_labels;
 
 pub use classification::{Predictions, SeveralLabels};

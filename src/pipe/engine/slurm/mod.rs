@@ -1,7 +1,6 @@
 //! The engine for clusters with Slurm: jobs go out with sbatch, and are watched through the run folder, which all nodes see.
 
 mod doctor;
-mod follow;
 mod image;
 mod job;
 mod programs;
@@ -17,10 +16,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use follow::Follower;
 use futures_util::FutureExt;
 use image::{ImageFolder, ReadyImage};
-use job::{ClusterJob, JobFiles};
+use job::{ClusterJob, Follower, JobFiles};
 use pipe_spec::Device;
 use pipe_spec::lock::Program;
 use pipe_spec::pipeline::{Container, EngineRequest, Gpus, Image, SectionType};
@@ -162,7 +160,7 @@ impl SlurmEngine {
     async fn seen(&self, oldest: Duration) -> Result<Vec<SeenJob>, Error> {
         let cluster = self.config.cluster.clone();
         interrupt::run(move || {
-            crate::engine::slurm::follow::jobs(&cluster, oldest).map_err(|failure| failure.error(REFUSED_HINT))
+            crate::engine::slurm::job::jobs(&cluster, oldest).map_err(|failure| failure.error(REFUSED_HINT))
         })
         .await
     }

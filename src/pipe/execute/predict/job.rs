@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use pipe_spec::pipeline::{Adapter, Checkpointing, ClassWeights, Container, Gpus, Limit, Paths};
-use pipe_spec::predict::Predicted;
+use pipe_spec::trainer::Predicted;
 use pipe_spec::trainer::error_message;
 use pipe_spec::{Device, PredictEvent, PredictSpec, Rank, TrainerExit, model_folder};
 

@@ -123,14 +123,14 @@ impl<'a> Driver<'a> {
     }
 
     async fn on(&mut self, engine: &dyn Engine, job: Job) -> Result<Option<FoundBatch>, Error> {
-        if !self.is_open() {
+        if !self.run.is_open() {
             self.interrupts.check()?;
         }
         let prepared = self.prepare_data().await?;
         self.doing(engine.preparation())?;
         let image = self.loaded.pipeline.container.image.as_ref();
         let first = lock::read(&self.run.folder).map(|lock| lock.on);
-        let is_open = self.is_open();
+        let is_open = self.run.is_open();
         let program = tokio::select! {
             program = engine.prepare(image, first.as_ref(), self.reporter) => program?,
             // A job that runs is asked to stop once it is taken over.
@@ -139,16 +139,26 @@ impl<'a> Driver<'a> {
         self.supervise(engine, program, job, &prepared.inputs).await
     }
 
-    /// Data that the trainer cannot read as it is.
+    /// Data that the trainer cannot read as it is. A job that runs has its own, and its stop does not wait for that of the next attempt.
     async fn prepare_data(&mut self) -> Result<PreparedInputs, Error> {
         let inputs = &self.loaded.inputs;
+        let is_open = self.run.is_open();
+        if is_open && self.interrupts.check().is_err() {
+            return Ok(PreparedInputs::unchanged(inputs));
+        }
         if data_cache::needs_preparation(inputs) {
             self.doing("preparing the data")?;
         }
         let Some(columns) = workload(&self.loaded.pipeline).columns() else {
             return Ok(PreparedInputs::unchanged(inputs));
         };
-        data_cache::prepare_inputs(inputs, columns, self.reporter, self.interrupts).await
+        match data_cache::prepare_inputs(inputs, columns, self.reporter, self.interrupts).await {
+            Err(Error::Interrupted) if is_open => {
+                self.interrupts.postpone();
+                Ok(PreparedInputs::unchanged(inputs))
+            }
+            prepared => prepared,
+        }
     }
 
     async fn supervise(
@@ -240,7 +250,7 @@ impl<'a> Driver<'a> {
         template: &JobTemplate<'_>,
     ) -> Result<(), Error> {
         // A job that runs has what it has.
-        if self.is_open() {
+        if self.run.is_open() {
             return Ok(());
         }
         let now =
@@ -260,11 +270,6 @@ impl<'a> Driver<'a> {
             true => Ok(()),
             false => Err(Error::InputsChanged { changes: inputs.iter().map(ToString::to_string).collect() }),
         }
-    }
-
-    /// Whether the last attempt has no recorded end.
-    fn is_open(&self) -> bool {
-        self.run.state.attempts().last().is_some_and(|attempt| attempt.outcome.is_none())
     }
 
     /// Waits until no other run has the cards. They are queued for one after the other, in one order for all runs, so that
@@ -294,7 +299,7 @@ impl<'a> Driver<'a> {
             Err(error) => return Ok(self.without_queue(&error)),
         };
         // A job that is on the card already does not wait for it.
-        if self.is_open() {
+        if self.run.is_open() {
             return Ok(Some(ticket));
         }
         let mut reported = Vec::new();

@@ -90,7 +90,7 @@ impl<'a> Supervisor<'a> {
         let mut events = EventLog::open(&self.run.folder)?;
         // A search that was interrupted has shown nothing: it starts again.
         remove_jobs_of(self.engine, &self.run.state.id, None).await?;
-        if self.run.state.attempts().last().is_some_and(|attempt| attempt.outcome.is_none()) {
+        if self.run.is_open() {
             self.close_attempt(None, &interrupted())?;
         }
         let settings = Settings { auto: true, ..self.template.first_settings() };
@@ -98,7 +98,7 @@ impl<'a> Supervisor<'a> {
         match (diagnosis.outcome, self.fitted.take()) {
             (Outcome::Finished, Some(fitted)) => Ok(fitted),
             (Outcome::Stopped, _) if diagnosis.cause.is_some_and(Cause::goes_on) => {
-                Err(Error::EngineLost { reason: diagnosis.reason.unwrap_or_default() })
+                Err(Error::CutOff { reason: diagnosis.reason.unwrap_or_default() })
             }
             (Outcome::Stopped, _) => Err(stopped(diagnosis)),
             (Outcome::Oom, _) => Err(Error::OutOfMemory {
@@ -142,7 +142,7 @@ impl<'a> Supervisor<'a> {
                 }
                 Outcome::Stopped => return Err(stopped(diagnosis)),
                 Outcome::Failed => return Err(self.failure(diagnosis)),
-                Outcome::Oom => {}
+                Outcome::Oom => self.interrupts.check()?,
             }
             // A trainer that searched for the batch has found one.
             if let Some(attempt) = self.run.state.attempts().last().filter(|_| settings.auto) {
@@ -298,7 +298,7 @@ impl<'a> Supervisor<'a> {
         let mut ended = match watched {
             Ok(watched) => watched,
             // The next process that resumes the run finds out how the job ended.
-            Err(error @ Error::EngineLost { .. }) => return Err(error),
+            Err(error @ (Error::EngineLost { .. } | Error::JobStays { .. })) => return Err(error),
             Err(error) => {
                 self.close_attempt(None, &failed_to_run(error.to_string()))?;
                 return Err(error);

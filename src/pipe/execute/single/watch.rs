@@ -14,6 +14,7 @@ use tokio::time::MissedTickBehavior;
 
 use super::job_log::{JobEvents, JobLog};
 use super::{Supervisor, warn};
+use crate::engine::first_process::STOPPED_WARNING;
 use crate::engine::{Ending, JobHandle, Launch, Line, Output, Source, StartedJob, release};
 use crate::error::Error;
 use crate::execute::decide::metrics::Reader;
@@ -171,10 +172,7 @@ impl Supervisor<'_> {
     /// Repeats the request to a job that is to end, and kills it after the timeout.
     async fn enforce_stop(&self, stop: &mut Stopping, handle: &dyn JobHandle) -> Result<(), Error> {
         match stop.killed {
-            Some(since) if since.elapsed() > KILL_TIMEOUT => {
-                let reason = format!("the job did not end within {} s of being killed", KILL_TIMEOUT.as_secs());
-                Err(Error::EngineLost { reason })
-            }
+            Some(since) if since.elapsed() > KILL_TIMEOUT => Err(Error::JobStays { seconds: KILL_TIMEOUT.as_secs() }),
             Some(_) => Ok(()),
             None if Instant::now() > stop.deadline => {
                 let timeout = self.stop_timeout().as_secs();
@@ -223,6 +221,10 @@ impl Supervisor<'_> {
             return self.read_metrics(&line.text, log, events);
         }
         let Some(event) = Event::parse(&line.text) else {
+            // A trainer that is stopped cannot say so itself.
+            if line.text.starts_with(STOPPED_WARNING) {
+                self.reporter.note(&line.text);
+            }
             tracing::debug!(target: "trainer", "{}", line.text);
             tail.push(&line.text);
             return Ok(());

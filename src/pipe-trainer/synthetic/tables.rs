@@ -1,36 +1,38 @@
 //! A synthetic time series: endless, reproducible and learnable. It goes through three states. Each feature depends a
 //! little on the state, and mostly on its last value and on noise, so that a window predicts the state and a single row
 //! does not.
+//!
+//! A synthetic table: customers, with numbers and categories of which some are missing, and whether they cancel.
 
 use std::fmt::Write;
 use std::fs;
 
 use super::rows::Split;
-use crate::cli::SeriesArgs;
+use crate::cli::{SeriesArgs, TableArgs};
 use crate::error::TrainerError;
 use crate::random::{Purpose, Random};
-use crate::storage::durable;
+use crate::storage::files;
 
 const STATES: [&str; 3] = ["falling", "flat", "rising"];
 /// Rows that a state lasts.
 const STATE_ROWS: std::ops::Range<u64> = 30..90;
 
-pub fn generate(args: &SeriesArgs) -> Result<(), TrainerError> {
+pub fn generate_series(args: &SeriesArgs) -> Result<(), TrainerError> {
     let eval_rows = args.eval_rows.unwrap_or((args.rows / 10).max(200));
     let files = [
-        ("train.csv", text(args.seed, Split::Train, args.rows, args.features)),
-        ("eval.csv", text(args.seed, Split::Eval, eval_rows, args.features)),
+        ("train.csv", series_text(args.seed, Split::Train, args.rows, args.features)),
+        ("eval.csv", series_text(args.seed, Split::Eval, eval_rows, args.features)),
     ];
     fs::create_dir_all(&args.out).map_err(|source| TrainerError::Io { path: args.out.clone(), source })?;
     for (name, text) in files {
         let path = args.out.join(name);
-        durable::write_whole(&path, text.as_bytes()).map_err(|source| TrainerError::Io { path, source })?;
+        files::write_whole(&path, text.as_bytes()).map_err(|source| TrainerError::Io { path, source })?;
     }
     Ok(())
 }
 
 /// The columns are time, one for each feature, and label.
-fn text(seed: u64, split: Split, rows: u64, features: u64) -> String {
+fn series_text(seed: u64, split: Split, rows: u64, features: u64) -> String {
     let mut text = String::from("time");
     (0..features).for_each(|feature| text.push_str(&format!(",f{feature}")));
     text.push_str(",label\n");
@@ -84,13 +86,52 @@ fn noise(random: &mut Random) -> f64 {
     (0..12).map(|_| uniform(random)).sum::<f64>() - 6.0
 }
 
+const HEADER: &str = "customer,age,city,plan,calls,spend,churn\n";
+const CITIES: [&str; 5] = ["Bergen", "Lisbon", "Lyon", "Porto", "Turku"];
+/// Each with its price.
+const PLANS: [(&str, f64); 3] = [("basic", 8.0), ("plus", 15.0), ("pro", 30.0)];
+
+pub fn generate_table(args: &TableArgs) -> Result<(), TrainerError> {
+    let path = args.out.join("train.csv");
+    let fail = |source| TrainerError::Io { path: path.clone(), source };
+    fs::create_dir_all(&args.out).map_err(fail)?;
+    files::write_whole(&path, table_text(args.seed, args.rows).as_bytes()).map_err(fail)
+}
+
+fn table_text(seed: u64, rows: u64) -> String {
+    (0..rows).fold(HEADER.to_owned(), |mut text, row| {
+        // Writing to a String cannot fail.
+        let _ = writeln!(text, "c{row:05},{}", customer(&mut Random::new(Purpose::Table, seed, &[row])));
+        text
+    })
+}
+
+/// Spending follows from plan, city and age. Who calls often and pays little cancels; so do many who did not give their age.
+fn customer(random: &mut Random) -> String {
+    let (age, calls) = (18 + random.below(60), random.below(12));
+    let (city, plan) = (random.below(CITIES.len() as u64) as usize, random.below(PLANS.len() as u64) as usize);
+    let noise = |random: &mut Random| random.below(1000) as f64 / 1000.0 - 0.5;
+    let spend = PLANS[plan].1 + 2.0 * city as f64 + 0.1 * age as f64 + 4.0 * noise(random);
+    let gave_age = random.below(10) > 0;
+    let worry = calls as f64 / 4.0 - spend / 12.0 + if gave_age { 0.0 } else { 1.5 } + noise(random);
+    let or_nothing = |text: String, is_known: bool| if is_known { text } else { String::new() };
+    format!(
+        "{},{},{},{calls},{},{}",
+        or_nothing(age.to_string(), gave_age),
+        CITIES[city],
+        or_nothing(PLANS[plan].0.to_owned(), random.below(20) > 0),
+        or_nothing(format!("{spend:.2}"), random.below(12) > 0),
+        if worry > 0.0 { "yes" } else { "no" }
+    )
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn rows_are_repeatable_and_splits_differ() {
-        let rows = |seed, split, rows| text(seed, split, rows, 3);
+        let rows = |seed, split, rows| series_text(seed, split, rows, 3);
         assert_eq!(rows(1, Split::Train, 50), rows(1, Split::Train, 50));
         assert!(rows(1, Split::Train, 90).starts_with(&rows(1, Split::Train, 50)));
         assert_ne!(rows(1, Split::Train, 50), rows(2, Split::Train, 50));
@@ -99,7 +140,7 @@ mod tests {
 
     #[test]
     fn every_state_comes_up_and_lasts() {
-        let text = text(3, Split::Train, 3000, 2);
+        let text = series_text(3, Split::Train, 3000, 2);
         let labels: Vec<&str> = text.lines().skip(1).filter_map(|line| line.rsplit(',').next()).collect();
         assert_eq!((labels.len(), text.lines().next()), (3000, Some("time,f0,f1,label")));
         for state in STATES {
@@ -107,5 +148,21 @@ mod tests {
         }
         let changes = labels.windows(2).filter(|pair| pair[0] != pair[1]).count();
         assert!((33..100).contains(&changes), "{changes}");
+    }
+}
+
+#[cfg(test)]
+mod table_tests {
+    use super::*;
+
+    #[test]
+    fn rows_are_repeatable_and_some_cells_are_empty() {
+        let table = table_text(1, 300);
+        assert!(table == table_text(1, 300) && table.starts_with(&table_text(1, 50)) && table != table_text(2, 300));
+        let column = |index: usize| table.lines().skip(1).map(move |line| line.split(',').nth(index).unwrap_or("-"));
+        for index in [1, 3, 5] {
+            assert!((5..90).contains(&column(index).filter(|cell| cell.is_empty()).count()), "column {index}");
+        }
+        assert!((60..240).contains(&column(6).filter(|cell| *cell == "yes").count()));
     }
 }
