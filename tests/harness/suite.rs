@@ -26,6 +26,8 @@ pub enum Needs {
     Transformers,
     /// The daemon, and the packages of tests/python.txt and tests/python-transformers.txt.
     Python,
+    /// The packages of docker/hatchling.txt.
+    Hatchling,
     /// The packages of tests/mlflow.txt.
     Mlflow,
     /// The packages of tests/wandb.txt.
@@ -67,6 +69,8 @@ impl Needs {
             Self::Python => {
                 Self::Docker.missing().or((!python()).then_some("target/python is not there; make python fetches it"))
             }
+            Self::Hatchling => (!repository().join("target/hatchling/complete").is_file())
+                .then_some("target/hatchling is not there; make hatchling fetches it"),
             Self::Mlflow => {
                 (!mlflow().join("complete").is_file()).then_some("target/mlflow is not there; make mlflow fetches it")
             }
@@ -112,7 +116,9 @@ impl Needs {
             Self::Docker26 => Some("PIPE_REQUIRE_DOCKER26"),
             Self::Slurm | Self::SlurmAndDocker => Some("PIPE_REQUIRE_SLURM"),
             Self::Transformers => Some("PIPE_REQUIRE_TRANSFORMERS"),
-            Self::Ext4 | Self::Mlflow | Self::Wandb | Self::Optuna | Self::Optuna4 | Self::Python => None,
+            Self::Ext4 | Self::Hatchling | Self::Mlflow | Self::Wandb | Self::Optuna | Self::Optuna4 | Self::Python => {
+                None
+            }
         }
     }
 }
