@@ -34,14 +34,14 @@ def check_version(folder):
         if version.split("+")[0] == TORCH:
             return
         found = f"has torch {version}"
-    sys.exit(f"error: the trainer needs torch {TORCH}, and {sys.executable} {found}\nhint: install it: `{installer()} torch=={TORCH}`")
+    sys.exit(f"error: the trainer needs torch {TORCH}; {sys.executable} {found}\nhint: install it: `{installer()} torch=={TORCH}`")
 
 
 def main():
     name = os.path.basename(os.path.realpath(__file__))
     program = find(f"pipe_train/bin/{name}")
     if program is None:
-        sys.exit(f"error: {sys.executable} does not find the package pipe_train\nhint: install the wheel of pipe again")
+        sys.exit(f"error: {sys.executable} has no package pipe_train\nhint: install the wheel of pipe again")
     library = os.path.join(os.path.dirname(program), "../..", LIBRARY)
     is_beside = os.path.exists(library)
     folder = os.path.dirname(library if is_beside else find(LIBRARY) or "")

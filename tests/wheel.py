@@ -203,11 +203,11 @@ class Wheel(unittest.TestCase):
         command = f"`{programs}/python -m pip install torch==2.11.0`"
         check = self.libtorch(programs)
         self.assertEqual(check["status"], "missing")
-        self.assertIn(f"the trainer needs torch 2.11.0, and {torch}", check["found"].replace("bin/../../", ""))
-        self.assertIn("is of torch 2.12.1+cu130", check["found"])
+        self.assertIn(f"the trainer needs torch 2.11.0; {torch}", check["found"].replace("bin/../../", ""))
+        self.assertIn("belongs to torch 2.12.1+cu130", check["found"])
         self.assertIn(command, check["hint"])
         for answer in (self.call(programs / "pipe", "run", "t.yaml", code=4), self.call(programs / "pipe-trainer", "hello", code=1)):
-            self.assertRegex(answer, r"error: the trainer needs torch 2\.11\.0, and .* torch 2\.12\.1\+cu130\n")
+            self.assertRegex(answer, r"error: the trainer needs torch 2\.11\.0; .* torch 2\.12\.1\+cu130\n")
             self.assertIn(f"hint: install it: {command}", answer)
         self.assertFalse((self.home / "runs").exists())
         # A program of one's own may have any torch.
@@ -222,7 +222,7 @@ class Wheel(unittest.TestCase):
         programs, _ = self.venv(next(iter(self.pythons.values())))
         self.pip(programs / "python")
         for answer in (self.call(programs / "pipe", "run", "t.yaml", code=4), self.call(programs / "pipe-trainer", "hello", code=1)):
-            self.assertRegex(answer, r"error: the trainer needs torch 2\.11\.0, and .* has no torch\n")
+            self.assertRegex(answer, r"error: the trainer needs torch 2\.11\.0; .* has no torch\n")
             self.assertIn(f"hint: install it: `{programs}/python -m pip install torch==2.11.0`", answer)
         self.call(programs / "pipe", "run", "c.yaml")
         # Environments of uv have no pip.

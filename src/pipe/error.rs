@@ -148,10 +148,10 @@ errors! {
         ["a GPU was requested, but libtorch in {} lacks CUDA libraries: {}", folder.display(), libraries.join(", ")]
         hint ["{fetch}, or train on the CPU: --set container.gpus=0"];
     OtherTorch { version: String, folder: PathBuf, command: String } => Unavailable,
-        ["the trainer needs torch {LIBTORCH}, and {} is of torch {version}", folder.display()]
+        ["the trainer needs torch {LIBTORCH}; {} belongs to torch {version}", folder.display()]
         hint ["install it: `{command}`"];
     NoTorch { command: String } => Unavailable,
-        ["the trainer needs torch {LIBTORCH}, and the Python of this pipe has no torch"]
+        ["the trainer needs torch {LIBTORCH}; the Python of this pipe has no torch"]
         hint ["install it: `{command}`"];
     NoTrainer { looked: Vec<PathBuf> } => Unavailable,
         ["the trainer program was not found: {}", paths(looked)]

@@ -54,6 +54,8 @@ pub enum Needs {
     SlurmAndDocker,
     /// The daemon, and to be root of a Debian, whose packages a base system is made of.
     BaseSystem,
+    /// The same with the Python of the system, and the packages of tests/python.txt and docker/hatchling.txt.
+    BasePython,
 }
 
 impl Needs {
@@ -97,6 +99,7 @@ impl Needs {
             Self::BaseSystem => {
                 Self::Docker.missing().or((!root() || !dpkg()).then_some("not root, or no Debian packages"))
             }
+            Self::BasePython => Self::BaseSystem.missing().or(Self::Python.missing()).or(Self::Hatchling.missing()),
             Self::Podman => (!root() || !succeeds(Command::new("podman").arg("--version")))
                 .then_some("not root, or no Podman; `tests/engines/daemon install podman` installs it"),
             Self::Docker26 => (!root() || !repository().join("target/docker26/dockerd").is_file())
@@ -116,9 +119,14 @@ impl Needs {
             Self::Docker26 => Some("PIPE_REQUIRE_DOCKER26"),
             Self::Slurm | Self::SlurmAndDocker => Some("PIPE_REQUIRE_SLURM"),
             Self::Transformers => Some("PIPE_REQUIRE_TRANSFORMERS"),
-            Self::Ext4 | Self::Hatchling | Self::Mlflow | Self::Wandb | Self::Optuna | Self::Optuna4 | Self::Python => {
-                None
-            }
+            Self::Ext4
+            | Self::Hatchling
+            | Self::BasePython
+            | Self::Mlflow
+            | Self::Wandb
+            | Self::Optuna
+            | Self::Optuna4
+            | Self::Python => None,
         }
     }
 }
