@@ -3,14 +3,14 @@ CARGO ?= cargo
 PIPE = target/debug/pipe
 TRAINER = target/debug/pipe-trainer
 
-.PHONY: build release demo demo-gpu test test-all test-packages test-programs test-docs test-storm test-kernels test-transformers storm install dist lint bench bench-gpu e2e strangers libtorch minilm mlflow wandb nvrtc optuna optuna4 python clean
+.PHONY: build optimised wheel hatchling release demo demo-gpu test test-all test-packages test-programs test-docs test-storm test-kernels test-transformers storm install dist lint bench bench-gpu e2e strangers libtorch minilm mlflow wandb nvrtc optuna optuna4 python clean
 
 # Compiled fast, for the demo and the tests: the profile `dev` of Cargo.toml, in target/debug.
 build: libtorch
 	$(CARGO) build --workspace
 
-# Optimised, for `make install`, `make dist` and the benchmarks, in target/release.
-release: libtorch
+# Optimised, for `make install`, `make wheel`, `make dist`, `make release` and the benchmarks, in target/release.
+optimised: libtorch
 	$(CARGO) build --release --workspace
 
 # libtorch, from PyPI by name and hash, once. CUDA=1 with the libraries for cards, CUDA=0 without; by default with them where
@@ -82,7 +82,7 @@ strangers: build
 	tests/fetch-packages tests/strangers.txt target/strangers "data of scikit-learn and vega_datasets, writers of Excel and Parquet (90 MB, once)"
 	PYTHONPATH=target/strangers python3 tests/strangers.py --bin target/debug
 
-test-packages: minilm mlflow wandb nvrtc optuna
+test-packages: minilm mlflow wandb nvrtc optuna hatchling
 
 # Without the jobs of make: cargo counts processors itself.
 test-programs: libtorch
@@ -114,12 +114,25 @@ storm: build
 
 # Below PREFIX: programs, the libraries they load, completions, manual pages, pipelines. With CUDA=1 the libraries for cards.
 PREFIX ?= /usr/local
-install: release
+install: optimised
 	docker/install $(PREFIX)
 
 # The same as one archive that runs on any x86-64 Linux with glibc 2.34 or newer, in target/dist.
-dist: release
+dist: optimised
 	docker/dist target/dist
+
+# A wheel of under 20 MB, in target/dist: for any Python that has the torch of docker/libtorch.txt, or gets it from pip.
+wheel: optimised hatchling
+	docker/wheel target/dist
+
+# The builder of the wheel, from PyPI by name, once. Tests of the wheel are skipped where it cannot be fetched.
+hatchling:
+	-tests/fetch-packages docker/hatchling.txt target/hatchling "hatchling (1 MB, once)"
+
+# All files of a release, in target/dist/release.
+release: hatchling
+	$(MAKE) optimised CUDA=1
+	docker/release target/dist/release
 
 lint:
 	$(CARGO) fmt --all --check
@@ -129,11 +142,11 @@ bench: build
 	$(CARGO) bench --quiet -p pipe --bench bench
 
 # On a machine with a CUDA card and a python3 that has torch and transformers.
-bench-gpu: release
+bench-gpu: optimised
 	python3 tests/bench_gpu.py all --trainer target/release/pipe-trainer
 
 # Trainings from a file, beside those of transformers, on a card.
-e2e: release
+e2e: optimised
 	python3 tests/bench_e2e.py --trainer target/release/pipe-trainer
 
 clean:

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Writes a base system to stdout as a tar archive: the essential Debian packages of this machine, what they depend on, and
-libstdc++. No compiler, no Python, nothing of this tree.
+libstdc++. No compiler, no Python, nothing of this tree; but the packages that are named.
 
-usage: base_root.py | docker import - NAME"""
+usage: base_root.py [PACKAGE...] | docker import - NAME"""
 
 import os
 import pathlib
@@ -19,7 +19,7 @@ def packages():
         name, essential, depends = line.split("\t")
         # Of alternatives the first.
         known[name] = essential == "yes", [match[0] for part in depends.split(",") if (match := re.match(r"[\w.+-]+", part.strip()))]
-    wanted, open_ = set(), [name for name, (essential, _) in known.items() if essential] + ["libstdc++6"]
+    wanted, open_ = set(), [name for name, (essential, _) in known.items() if essential] + ["libstdc++6", *sys.argv[1:]]
     while open_:
         name = open_.pop()
         if name in known and name not in wanted:

@@ -42,6 +42,8 @@ mod progress;
 mod python;
 #[path = "runner/queue.rs"]
 mod queue;
+#[path = "runner/releases.rs"]
+mod releases;
 #[path = "runner/reports.rs"]
 mod reports;
 #[path = "runner/reproducing.rs"]
@@ -94,6 +96,7 @@ fn main() -> ExitCode {
     tracking::tests(&mut suite);
     notifications::tests(&mut suite);
     reports::tests(&mut suite);
+    releases::tests(&mut suite);
     stopping::tests(&mut suite);
     job_folder::tests(&mut suite);
     killed::tests(&mut suite);

@@ -19,6 +19,9 @@ pub mod trainer;
 pub mod variables;
 mod yaml;
 
+/// The version of libtorch that the trainer is made for and linked with.
+pub const LIBTORCH: &str = "2.11.0";
+
 pub use event::{Event, EventKind, OomRecord, Phase};
 pub use exit::{PipeExit, TrainerExit};
 pub use lock::Lock;

@@ -25,8 +25,9 @@ fn main() {
     println!("cargo:rustc-link-arg=-Wl,--unresolved-symbols=ignore-in-shared-libs");
     // Searched before LD_LIBRARY_PATH, which on many machines names libraries of another CUDA version.
     println!("cargo:rustc-link-arg=-Wl,--disable-new-dtags");
-    // From target/debug, from target/debug/deps (test programs), and from bin/ where pipe is installed.
-    for folder in ["../libtorch/lib", "../../libtorch/lib", "../lib/pipe"] {
+    // From target/debug, from target/debug/deps (test programs), from bin/ where pipe is installed, and from pipe_train/bin beside the
+    // torch of a Python.
+    for folder in ["../libtorch/lib", "../../libtorch/lib", "../lib/pipe", "../../torch/lib"] {
         println!("cargo:rustc-link-arg=-Wl,-rpath,$ORIGIN/{folder}");
     }
 }

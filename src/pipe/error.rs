@@ -4,7 +4,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use pipe_spec::text::{count, human_bytes};
-use pipe_spec::{PipeExit, Problems};
+use pipe_spec::{LIBTORCH, PipeExit, Problems};
 
 /// Makes `Error` from a table. A row is `Name { fields } => exit code, [message]`, and where the user can do something
 /// `hint [text]`, or `hint (expression)` for an optional hint. Message and text are written as for `format!`.
@@ -144,9 +144,15 @@ errors! {
         ["{card} has compute capability {capability}, but this libtorch was built for {}", built_for.join(" ")]
         hint ["build the trainer with a libtorch for this card and name it in PIPE_TRAINER, use another card, or \
           train on the CPU: --set container.gpus=0"];
-    NoCuda { folder: PathBuf, libraries: Vec<String> } => Unavailable,
+    NoCuda { folder: PathBuf, libraries: Vec<String>, fetch: String } => Unavailable,
         ["a GPU was requested, but libtorch in {} lacks CUDA libraries: {}", folder.display(), libraries.join(", ")]
-        hint ["{}, or train on the CPU: --set container.gpus=0", fetch_cuda(folder)];
+        hint ["{fetch}, or train on the CPU: --set container.gpus=0"];
+    OtherTorch { version: String, folder: PathBuf, command: String } => Unavailable,
+        ["the trainer needs torch {LIBTORCH}; {} belongs to torch {version}", folder.display()]
+        hint ["install it: `{command}`"];
+    NoTorch { command: String } => Unavailable,
+        ["the trainer needs torch {LIBTORCH}; the Python of this pipe has no torch"]
+        hint ["install it: `{command}`"];
     NoTrainer { looked: Vec<PathBuf> } => Unavailable,
         ["the trainer program was not found: {}", paths(looked)]
         hint ["build it with `make build`, or name it in the variable PIPE_TRAINER"];
@@ -450,19 +456,6 @@ fn needed_text(bytes: Option<u64>) -> String {
 
 fn paths(paths: &[PathBuf]) -> String {
     paths.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ")
-}
-
-/// The way to get the CUDA libraries into `folder`, where libtorch is.
-pub fn fetch_cuda(folder: &Path) -> String {
-    let fetched = folder.parent().filter(|libtorch| libtorch.join("packages.json").is_file());
-    match fetched.and_then(|libtorch| libtorch.parent()?.parent()) {
-        // target/libtorch of a source tree.
-        Some(tree) => format!("fetch them: `make -C {} libtorch CUDA=1`", tree.display()),
-        None if folder.ends_with("lib/pipe") => {
-            "install the archive of pipe whose name ends in -cuda (`make dist CUDA=1` makes it)".to_owned()
-        }
-        None => format!("put them into {}", folder.display()),
-    }
 }
 
 /// Ids of cards as text. A number is an index of the driver.

@@ -1,4 +1,4 @@
-//! The jobs in docs/ci, run as they stand there.
+//! The jobs in docs/ci and .github/workflows, run as they stand there.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -14,9 +14,9 @@ pub struct Step {
     pub script: String,
 }
 
-/// The file of a job in docs/ci.
-fn job(name: &str) -> String {
-    std::fs::read_to_string(repository().join("docs/ci").join(name)).unwrap()
+/// The file of a job.
+fn job(path: &str) -> String {
+    std::fs::read_to_string(repository().join(path)).unwrap()
 }
 
 fn indent(line: &str) -> usize {
@@ -31,9 +31,14 @@ fn nested(lines: &[&str], at: usize) -> String {
     inner.iter().map(|line| format!("{}\n", &line[margin..])).collect()
 }
 
-/// The steps of the GitHub workflow that are shell, in order.
+/// The steps of the GitHub workflow in docs/ci that are shell, in order.
 pub fn github() -> Vec<Step> {
-    let text = job("github.yml");
+    steps("docs/ci/github.yml")
+}
+
+/// The steps of a GitHub workflow that are shell, in order.
+pub fn steps(path: &str) -> Vec<Step> {
+    let text = job(path);
     let lines: Vec<&str> = text.lines().collect();
     let starts: Vec<usize> = (0..lines.len()).filter(|at| lines[*at].trim_start().starts_with("- name: ")).collect();
     let step = |at: usize| {
@@ -57,7 +62,7 @@ pub fn github() -> Vec<Step> {
 /// The lines of the GitLab job under a key, `script` or `after_script`.
 #[allow(dead_code)] // The runner's tests alone use it.
 pub fn gitlab(key: &str) -> String {
-    let text = job("gitlab.yml");
+    let text = job("docs/ci/gitlab.yml");
     let lines: Vec<&str> = text.lines().collect();
     let at = lines.iter().position(|line| line.trim() == format!("{key}:")).unwrap();
     nested(&lines, at).lines().map(|line| format!("{}\n", line.strip_prefix("- ").unwrap())).collect()
@@ -68,17 +73,31 @@ pub struct Runner {
     pub folder: Folder,
     pipeline: String,
     time_limit: String,
+    /// The branch or tag that the job is of.
+    reference: String,
 }
 
 impl Runner {
     pub fn new(folder: Folder, pipeline: &str) -> Self {
+        let (pipeline, time_limit) = (pipeline.to_owned(), "1h".to_owned());
+        let runner = Self { folder, pipeline, time_limit, reference: "main".to_owned() };
         // A test can neither build again nor call GitHub.
-        for program in ["make", "gh"] {
-            folder.write(&format!("stubs/{program}"), format!("#!/bin/sh\necho {program} \"$@\" >> stubs/calls\n"));
-            let chmod = Command::new("chmod").arg("+x").arg(folder.path().join("stubs").join(program)).status();
-            assert!(chmod.unwrap().success());
-        }
-        Self { folder, pipeline: pipeline.to_owned(), time_limit: "1h".to_owned() }
+        ["make", "gh"].into_iter().for_each(|program| runner.stub(program, ""));
+        runner
+    }
+
+    /// A program that writes down how it was called, and then runs a line of shell.
+    pub fn stub(&self, program: &str, line: &str) {
+        let text = format!("#!/bin/sh\necho {program} \"$@\" >> stubs/calls\n{line}\n");
+        self.folder.write(&format!("stubs/{program}"), text);
+        let chmod = Command::new("chmod").arg("+x").arg(self.folder.path().join("stubs").join(program)).status();
+        assert!(chmod.unwrap().success());
+    }
+
+    #[allow(dead_code)] // The runner's tests alone use it.
+    pub fn with_tag(mut self, tag: &str) -> Self {
+        self.reference = tag.to_owned();
+        self
     }
 
     #[allow(dead_code)] // The runner's tests alone use it.
@@ -113,7 +132,7 @@ impl Runner {
             .env("GITHUB_STEP_SUMMARY", at("summary.md"))
             .env("GITHUB_OUTPUT", at("output"))
             .env("GITHUB_PATH", at("path"))
-            .env("GITHUB_REF_NAME", "main")
+            .env("GITHUB_REF_NAME", &self.reference)
             .current_dir(self.folder.path())
             .process_group(0)
             .stdin(Stdio::null())

@@ -28,6 +28,8 @@ pub enum Needs {
     Transformers,
     /// The daemon, and the packages of tests/python.txt and tests/python-transformers.txt.
     Python,
+    /// The packages of docker/hatchling.txt.
+    Hatchling,
     /// The packages of tests/mlflow.txt.
     Mlflow,
     /// The packages of tests/wandb.txt.
@@ -54,6 +56,8 @@ pub enum Needs {
     SlurmAndDocker,
     /// The daemon, and to be root of a Debian, whose packages a base system is made of.
     BaseSystem,
+    /// The same with the Python of the system, and the packages of tests/python.txt and docker/hatchling.txt.
+    BasePython,
 }
 
 impl Needs {
@@ -69,6 +73,8 @@ impl Needs {
             Self::Python => {
                 Self::Docker.missing().or((!python()).then_some("target/python is not there; make python fetches it"))
             }
+            Self::Hatchling => (!repository().join("target/hatchling/complete").is_file())
+                .then_some("target/hatchling is not there; make hatchling fetches it"),
             Self::Mlflow => {
                 (!mlflow().join("complete").is_file()).then_some("target/mlflow is not there; make mlflow fetches it")
             }
@@ -99,6 +105,7 @@ impl Needs {
             Self::BaseSystem => {
                 Self::Docker.missing().or((!root() || !dpkg()).then_some("not root, or no Debian packages"))
             }
+            Self::BasePython => Self::BaseSystem.missing().or(Self::Python.missing()).or(Self::Hatchling.missing()),
             Self::Podman => (!root() || !succeeds(Command::new("podman").arg("--version")))
                 .then_some("not root, or no Podman; `tests/engines/daemon install podman` installs it"),
             Self::Docker26 => (!root() || !repository().join("target/docker26/dockerd").is_file())
@@ -118,9 +125,15 @@ impl Needs {
             Self::Docker26 => Some("PIPE_REQUIRE_DOCKER26"),
             Self::Slurm | Self::SlurmAndDocker => Some("PIPE_REQUIRE_SLURM"),
             Self::Transformers => Some("PIPE_REQUIRE_TRANSFORMERS"),
-            Self::Freezer | Self::Ext4 | Self::Mlflow | Self::Wandb | Self::Optuna | Self::Optuna4 | Self::Python => {
-                None
-            }
+            Self::Freezer
+            | Self::Ext4
+            | Self::Hatchling
+            | Self::BasePython
+            | Self::Mlflow
+            | Self::Wandb
+            | Self::Optuna
+            | Self::Optuna4
+            | Self::Python => None,
         }
     }
 }

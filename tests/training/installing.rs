@@ -1,5 +1,5 @@
-//! `make install` and `make dist`: what they make works from any place, on a system that has neither Rust nor pip nor this tree. The
-//! trainer image: the same tree gives the same hash, and what is unchanged is not sent again.
+//! `make install`, `make dist` and `make wheel`: what they make works from any place, on a system that has neither Rust nor pip nor this
+//! tree. The trainer image: the same tree gives the same hash, and what is unchanged is not sent again.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -12,6 +12,7 @@ pub fn tests(suite: &mut Suite) {
     suite.test("images::trainer_image_is_built_once", Needs::Docker, built_once);
     suite.test("installing::every_cuda_library_has_a_package", Needs::Nothing, packages);
     suite.thorough("installing::an_archive_trains_on_a_bare_system", Needs::BaseSystem, bare_system);
+    suite.thorough("installing::a_wheel_trains_beside_a_torch", Needs::BasePython, wheel);
 }
 
 fn built_once() {
@@ -84,10 +85,11 @@ fn unpacked(folder: &Folder) -> PathBuf {
 struct Base(String);
 
 impl Base {
-    fn import() -> Self {
-        let name = format!("pipe-test-base:{}", std::process::id());
+    fn import(packages: &[&str]) -> Self {
+        let name = format!("pipe-test-base{}:{}", packages.join("-"), std::process::id());
         let mut root = Command::new("python3")
             .arg(repository().join("tests/base_root.py"))
+            .args(packages)
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
@@ -138,7 +140,7 @@ fn bare_system() {
     .into_iter()
     .for_each(there);
 
-    let base = Base::import();
+    let base = Base::import(&[]);
     let home = folder.path().join("home");
     std::fs::create_dir(&home).unwrap();
     std::os::unix::fs::chown(&home, Some(1234), Some(1234)).unwrap();
@@ -154,4 +156,42 @@ fn bare_system() {
     // The image that the installed pipe builds holds what was installed.
     let output = Command::new(prefix.join("bin/pipe")).args(["image", "build"]).current_dir(&home).output().unwrap();
     Answer::new("pipe image build".to_owned(), output).exits(0).prints("pipe-trainer:");
+}
+
+/// The wheel as the system's Python has it, beside the torch of tests/python.txt, without the libraries for cards.
+fn wheel() {
+    let folder = Folder::new();
+    let (programs, site, home) =
+        (folder.path().join("programs"), folder.path().join("site"), folder.path().join("home"));
+    std::fs::create_dir(&programs).unwrap();
+    for program in ["pipe", "pipe-trainer"] {
+        run(Command::new("strip").arg("-o").arg(programs.join(program)).arg(binaries().join(program)));
+    }
+    let mut build = Command::new(repository().join("docker/wheel"));
+    // Programs of the profile dev are larger.
+    let built = run(build.arg(folder.path()).env("PROGRAMS", &programs).env("LIMIT", "30000000"));
+    let pip =
+        ["-m", "pip", "--python", "/usr/bin/python3", "install", "--quiet", "--no-index", "--no-deps", "--target"];
+    run(Command::new("python3").args(pip).arg(&site).arg(built.stdout.trim()));
+    let packages = repository().join("target/python");
+    run(Command::new("cp").arg("-al").args([packages.join("torch"), packages.join("nvidia")]).arg(&site));
+
+    let base = Base::import(&["python3"]);
+    std::fs::create_dir(&home).unwrap();
+    std::os::unix::fs::chown(&home, Some(1234), Some(1234)).unwrap();
+    let sh = |script: &str| base.sh(&home, &site, &format!("export PYTHONPATH=/opt/pipe; {script}"));
+    sh("! command -v pip && ! command -v cc && ! command -v cargo").exits(0);
+    sh("pipe doctor")
+        .exits(0)
+        .prints("/opt/pipe/pipe_train/bin/pipe-trainer")
+        .prints("libtorch /opt/pipe/torch/lib, 2.11.0+cu130, CPU only");
+    sh("pipe-trainer data recipes --rows 200 --seed 7 --out data/demo && \
+        pipe run /opt/pipe/share/pipe/pipelines/demo.yaml --set train.steps=3 --set container.memory=4g --set train.batch=16")
+    .exits(0)
+    .says("engine: process");
+    sh("test -f runs/*/model/model.safetensors && test -f runs/*/report.html").exits(0);
+}
+
+fn run(command: &mut Command) -> Answer {
+    Answer::new(format!("{command:?}"), command.output().unwrap()).exits(0)
 }

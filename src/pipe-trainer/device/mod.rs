@@ -14,9 +14,6 @@ use crate::error::TrainerError;
 use crate::host::{self, HostMemory};
 use crate::torch::{self, CardMemory};
 
-/// The libtorch that tch is made for.
-pub const LIBTORCH: &str = "2.11.0";
-
 /// The least memory that a limit must leave beyond what the program holds at its start: with less not even an error can be
 /// reported.
 const MIN_HEADROOM: u64 = 16 << 20;

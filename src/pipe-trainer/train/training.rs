@@ -4,8 +4,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-use pipe_spec::Phase;
 use pipe_spec::event::{self, EventKind, GraphUse, RankUse};
+use pipe_spec::{LIBTORCH, Phase};
 use tch::{TchError, Tensor};
 
 use super::accumulation::{Accumulated, Accumulation};
@@ -18,7 +18,7 @@ use super::state::{State, milliseconds};
 use super::step_splitter::StepSplitter;
 use super::sums::{Pace, RankStep, Sums};
 use crate::data::{self, Loaded, Loader, Reader, SampleOrder};
-use crate::device::{LIBTORCH, Usage};
+use crate::device::Usage;
 use crate::error::TrainerError;
 use crate::model::Definition;
 use crate::optim::schedule;

@@ -6,8 +6,8 @@ use pipe_spec::text::human_bytes;
 use serde_json::json;
 
 use crate::engine::{Engine, ImageStore, registry};
-use crate::error::{Error, fetch_cuda};
-use crate::image::{self, Cuda};
+use crate::error::Error;
+use crate::image::{self, Cuda, fetch_cuda};
 use crate::report::{Output, Reporter, Table, print, print_json};
 use crate::system::interrupt::{self, Interrupts};
 

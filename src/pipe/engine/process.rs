@@ -190,6 +190,8 @@ impl Engine for ProcessEngine {
             .process_group(0);
         let is_trainer = launch.program == JobProgram::Trainer;
         if is_trainer {
+            image::check_libtorch()?;
+            command.envs(image::trainer_variable(launch.env.get("LD_LIBRARY_PATH").map(String::as_str)));
             command.env(LEASE_VARIABLE, LEASE_ON_STDIN).stdin(Stdio::piped());
         }
         // A value that the pipeline itself sets is kept.

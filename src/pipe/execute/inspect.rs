@@ -51,7 +51,7 @@ pub async fn inspect(
     if !loaded.inputs.all_local {
         return Ok(Opened::Not { why: "some of it is still to be fetched from the hub".to_owned() });
     }
-    let trainer = match image::find_trainer() {
+    let trainer = match image::check_libtorch().and_then(|()| image::find_trainer()) {
         Ok(trainer) => trainer,
         Err(error) => return Ok(Opened::Not { why: error.to_string() }),
     };
@@ -116,7 +116,7 @@ async fn ask_trainer(trainer: &Path, training: &Training, inputs: &Inputs) -> Re
     let text = serde_json::to_vec(&spec).map_err(|error| fail(error.into()))?;
     std::fs::write(&spec_file, text).map_err(fail)?;
     let mut command = Command::new(trainer);
-    command.arg("inspect").arg("--spec").arg(&spec_file);
+    command.arg("inspect").arg("--spec").arg(&spec_file).envs(image::trainer_variable(None));
     // It ends with this process.
     command.env(LEASE_VARIABLE, LEASE_ON_STDIN).stdin(Stdio::piped()).kill_on_drop(true);
     let cannot = |source| Error::Spawn { program: trainer.to_owned(), source };

@@ -14,6 +14,7 @@ use bytes::Bytes;
 use tokio::sync::mpsc;
 
 use super::elf::{self, Libraries};
+use super::libtorch::{MAIN_LIBRARY, check_libtorch};
 use crate::error::Error;
 use crate::system::digests::Digests;
 
@@ -183,9 +184,10 @@ pub enum Cuda {
 }
 
 pub fn stage() -> Result<Staged, Error> {
+    check_libtorch()?;
     let trainer = find_trainer()?;
     let mut libraries = Libraries::find(&trainer)?.all()?;
-    let folder = libraries.get("libtorch_cpu.so").and_then(|path| path.parent()).map(Path::to_owned);
+    let folder = libraries.get(MAIN_LIBRARY).and_then(|path| path.parent()).map(Path::to_owned);
     let cuda = match folder {
         None => Cuda::Unknown,
         Some(folder) => {
@@ -213,7 +215,7 @@ pub fn stage() -> Result<Staged, Error> {
 pub fn libtorch_cuda() -> Option<PathBuf> {
     let name = CUDA_PARTS[0];
     let libraries = Libraries::find(&find_trainer().ok()?).ok()?.found;
-    let beside = libraries.get("libtorch_cpu.so").map(|path| path.with_file_name(name)).filter(|path| path.is_file());
+    let beside = libraries.get(MAIN_LIBRARY).map(|path| path.with_file_name(name)).filter(|path| path.is_file());
     beside.or_else(|| elf::find_library(name))
 }
 
@@ -288,9 +290,12 @@ fn beside(opener: &Path, prefix: &str) -> Option<PathBuf> {
     found.into_iter().next()
 }
 
-/// The folder of a library that belongs to the system.
+/// The folder of a library that belongs to the system, and not to a package of its Python.
 fn system_folder(path: &Path) -> Option<&Path> {
     let folder = path.parent()?;
+    if folder.iter().any(|name| name == "site-packages" || name == "dist-packages") {
+        return None;
+    }
     let system = ["/lib", "/lib64", "/usr/lib", "/usr/lib64"].iter().any(|root| folder.starts_with(root));
     system.then_some(folder)
 }
@@ -345,6 +350,18 @@ mod tests {
         assert_eq!(beside(&opener, "libnvrtc-builtins.so."), Some(folder.join("libnvrtc-builtins.so.13.0")));
         assert_eq!(beside(&opener, "libcudnn_ops.so."), None);
         std::fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn packages_of_the_systems_python_are_no_system_libraries() {
+        for (path, want) in [
+            ("/usr/lib/x86_64-linux-gnu/libm.so.6", Some("/usr/lib/x86_64-linux-gnu")),
+            ("/usr/lib/python3/dist-packages/torch/lib/libc10.so", None),
+            ("/usr/lib64/python3.12/site-packages/torch/lib/libc10.so", None),
+            ("/opt/pipe/lib/pipe/libc10.so", None),
+        ] {
+            assert_eq!(system_folder(Path::new(path)), want.map(Path::new), "{path}");
+        }
     }
 
     #[test]

@@ -13,6 +13,7 @@ use object::LittleEndian as LE;
 use object::elf::{DT_NEEDED, DT_RPATH, DT_RUNPATH, FileHeader64, PT_INTERP};
 use object::read::elf::{Dyn, FileHeader, ProgramHeader, SectionHeader};
 
+use super::libtorch::other_folder;
 use crate::error::Error;
 use crate::gpu::{Architecture, Capability};
 
@@ -109,9 +110,11 @@ fn look_in(folders: impl Iterator<Item = PathBuf>, name: &str) -> Option<PathBuf
     folders.chain(system).map(|folder| folder.join(name)).find(|path| path.is_file())
 }
 
+/// The folders of `LD_LIBRARY_PATH` as the trainer has it.
 fn library_path() -> Vec<PathBuf> {
     let path = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
-    std::env::split_paths(&path).filter(|folder| !folder.as_os_str().is_empty()).collect()
+    let folders = std::env::split_paths(&path).filter(|folder| !folder.as_os_str().is_empty());
+    other_folder().into_iter().chain(folders).collect()
 }
 
 fn read(path: &Path) -> Result<Object, Error> {

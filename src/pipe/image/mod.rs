@@ -8,6 +8,7 @@
 
 mod context;
 mod elf;
+mod libtorch;
 
 use std::collections::BTreeMap;
 use std::fs::{self, Permissions};
@@ -26,6 +27,7 @@ use crate::system::files::{self, inside};
 
 pub use context::{Context, Cuda, Staged, find_trainer, stage};
 pub use elf::{architectures, find_library};
+pub use libtorch::{check_libtorch, fetch_cuda, trainer_variable, version as libtorch_version};
 
 /// The Dockerfile of the trainer image, used where a pipeline names none.
 const TRAINER_DOCKERFILE: &str = include_str!("../../../docker/trainer.Dockerfile");
@@ -161,7 +163,8 @@ pub struct ImageConfig {
 /// not as a process.
 pub fn check_cards(image: Option<&Image>, contained: bool, cards: &[Card]) -> Result<(), Error> {
     if let Cuda::Missing { folder, libraries } = cuda(image, contained)? {
-        return Err(Error::NoCuda { folder, libraries });
+        let fetch = fetch_cuda(&folder);
+        return Err(Error::NoCuda { folder, libraries, fetch });
     }
     match libtorch_cuda(image, contained) {
         Some(library) => cards.iter().try_for_each(|card| check_card(card, &library)),

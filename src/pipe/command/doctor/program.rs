@@ -1,6 +1,6 @@
 //! The cards and their links, the trainer, its libtorch, and whether the driver is new enough for it.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::mpsc;
 use std::time::Duration;
@@ -8,9 +8,9 @@ use std::time::Duration;
 use pipe_spec::text::human_bytes;
 
 use crate::engine::{Check, CheckStatus as Status};
-use crate::error::{Error, fetch_cuda};
+use crate::error::Error;
 use crate::gpu::Card;
-use crate::image::{self, Cuda, Staged};
+use crate::image::{self, Cuda, Staged, fetch_cuda, libtorch_version};
 
 /// How long nvidia-smi may take.
 const TIMEOUT: Duration = Duration::from_secs(20);
@@ -53,8 +53,8 @@ pub fn libtorch(card: Option<&Card>) -> Check {
 fn judge(staged: &Staged, card: Option<&Card>) -> Check {
     let names: Vec<&str> = staged.files.keys().filter_map(|path| path.rsplit('/').next()).collect();
     let torch = staged.files.iter().find(|(name, _)| name.ends_with("/libtorch_cpu.so"));
-    let libtorch =
-        torch.and_then(|(_, path)| path.parent()).map_or("none".to_owned(), |path| path.display().to_string());
+    let describe = |folder: &Path| format!("{}, {}", folder.display(), libtorch_version(folder));
+    let libtorch = torch.and_then(|(_, path)| path.parent()).map_or("none".to_owned(), describe);
     match (&staged.cuda, card) {
         (Cuda::Ready, card) => {
             let version = cuda(&names).unwrap_or_else(|| "of an unknown version".to_owned());
@@ -223,7 +223,7 @@ mod tests {
         let cpu = staged(&["libtorch_cpu.so"], Cuda::Missing { folder: "/t/lib".into(), libraries: lacks });
         for (staged, driver, status, text) in [
             (&cuda13, None, Status::Ok, "CUDA 13.0 (a card needs driver 580 or newer)"),
-            (&cuda13, Some("580.65.06"), Status::Ok, "/t/lib, CUDA 13.0"),
+            (&cuda13, Some("580.65.06"), Status::Ok, "/t/lib, 2.11.0, CUDA 13.0"),
             (
                 &cuda13,
                 Some("570.86.10"),
@@ -234,7 +234,7 @@ mod tests {
             (&cuda12, Some("470.1"), Status::Missing, "needs driver 525"),
             (&cuda13, Some("strange"), Status::Ok, "CUDA 13.0"),
             (&cpu, None, Status::Ok, "CPU only"),
-            (&cpu, Some("580.1"), Status::Missing, "/t/lib, CPU only; missing: libcublas.so.13, libcudnn.so.9"),
+            (&cpu, Some("580.1"), Status::Missing, "/t/lib, 2.11.0, CPU only; missing: libcublas.so.13, libcudnn.so.9"),
         ] {
             let check = judge(staged, driver.map(card).as_ref());
             assert_eq!(check.status, status, "{driver:?}: {check:?}");

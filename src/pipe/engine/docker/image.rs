@@ -20,7 +20,7 @@ use tokio::sync::mpsc;
 
 use super::{DockerEngine, LABEL_EXPORT, LABEL_IMAGE, LIBRARY_PATH, failed, remove_container};
 use crate::engine::{ImageStore, Progress};
-use crate::error::{Error, fetch_cuda};
+use crate::error::Error;
 use crate::image::{self, BuildWatcher, Context, Cuda, ImageBuild, ImageConfig, unpack};
 use crate::system::{clock, interrupt};
 
@@ -71,7 +71,7 @@ impl DockerEngine {
         if let Cuda::Missing { folder, libraries } = &build.cuda {
             let what =
                 format!("building an image without GPU support: {} missing", count(libraries.len(), "CUDA library"));
-            progress.note(&format!("{what}; for GPU support {}", fetch_cuda(folder)));
+            progress.note(&format!("{what}; for GPU support {}", image::fetch_cuda(folder)));
         }
         let mut watcher = progress.image_build(&build.name, build.context.size());
         self.build(&build.name, &build.context, watcher.as_mut()).await?;

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use pipe_spec::event::MemoryKind;
 use pipe_spec::lock::Program;
-use pipe_spec::pipeline::{Command, Container, EffectiveBatch, LossUnit, Pipeline, Ranks, Training, Work};
+use pipe_spec::pipeline::{Command, Container, EffectiveBatch, Image, LossUnit, Pipeline, Ranks, Training, Work};
 use pipe_spec::run::RunResult;
 use pipe_spec::{Attempt, Cause, Device, Job, OomRecord, Phase, RunFolder, TrainerExit, Variables};
 use serde_json::{Map, Value};
@@ -17,6 +17,7 @@ use crate::error::Error;
 use crate::execute::decide::metrics;
 use crate::execute::decide::retry::Settings;
 use crate::fit::ledger::LedgerJob;
+use crate::image;
 use crate::input::data_cache::ColumnSelection;
 use crate::input::{Inputs, data_hash, model_config, named_paths};
 use crate::system::files;
@@ -157,6 +158,10 @@ impl Workload for Training {
     }
 
     fn check(&self, engine: &dyn Engine, container: &Container, _job: Job) -> Result<(), Error> {
+        // An image that is used as it is has a trainer of its own.
+        if !matches!(container.image, Some(Image::Existing(_))) {
+            image::check_libtorch()?;
+        }
         engine.check(container)
     }
 

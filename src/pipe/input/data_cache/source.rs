@@ -212,6 +212,7 @@ impl<'a> TrainedTokenizer<'a> {
     }
 
     fn train(&self, folder: &Path, watch: &Watch) -> Result<Manifest, Error> {
+        image::check_libtorch()?;
         let trainer = image::find_trainer()?;
         let file = folder.join(TOKENIZER_JSON);
         let cannot = |source| Error::Spawn { program: trainer.clone(), source };
@@ -219,6 +220,7 @@ impl<'a> TrainedTokenizer<'a> {
         let said_file = folder.join("said.txt");
         let said = std::fs::File::create(&said_file).map_err(fail)?;
         let mut command = self.command(&trainer, &file);
+        command.envs(image::trainer_variable(None));
         // It ends with this process.
         command.env(LEASE_VARIABLE, LEASE_ON_STDIN).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(said);
         let mut child = Killed(command.spawn().map_err(cannot)?);
