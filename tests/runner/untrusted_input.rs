@@ -131,6 +131,17 @@ fn endless() {
             folder.start(&[command, file]).end().exits(3).says(says);
         }
     }
+    // Data whose name is as it should be.
+    Command::new("mkfifo").arg(folder.path().join("pipe.jsonl")).status().unwrap();
+    std::os::unix::fs::symlink("/dev/zero", folder.path().join("zero.jsonl")).unwrap();
+    for (file, says) in [("pipe.jsonl", "is a pipe"), ("zero.jsonl", "is a device")] {
+        let yaml = format!("version: 1\nname: x\nmodel: {{arch: t5, config: {{}}}}\ndata: {{train: {file}}}\n");
+        folder.write("data.yaml", yaml);
+        let says = format!("data.train: {file} {says}; allowed: a file or a folder");
+        for command in ["check", "run"] {
+            folder.start(&[command, "data.yaml"]).end().exits(3).says(&says);
+        }
+    }
     // Beside a pipeline.
     Command::new("mkfifo").arg(folder.path().join(".env")).status().unwrap();
     folder.pipe(&["check", "nowhere.yaml"]).exits(1);

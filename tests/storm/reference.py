@@ -82,15 +82,18 @@ def fill(folder, kind):
 def measure(world, kind, engine):
     """Runs a pipeline undisturbed."""
     folder = world.folder(f"reference-{kind.replace(' ', '-')}-{engine}")
-    pipeline = fill(folder, kind)
-    if engine == "docker":
-        folder.pipe("image", "build", *folder.path.glob("image/*.Dockerfile"), timeout=300, code=0)
-    began = time.monotonic()
-    folder.pipe("run", pipeline, "--engine", engine, timeout=TRAINING, code=0)
-    reference = Reference(folder, time.monotonic() - began)
-    expect(reference.steps, "the reference run has no steps")
-    folder.remove()
-    return reference
+    try:
+        pipeline = fill(folder, kind)
+        if engine == "docker":
+            folder.pipe("image", "build", *folder.path.glob("image/*.Dockerfile"), timeout=300, code=0)
+        began = time.monotonic()
+        folder.pipe("run", pipeline, "--engine", engine, timeout=TRAINING, code=0)
+        reference = Reference(folder, time.monotonic() - began)
+        expect(reference.steps, "the reference run has no steps")
+        return reference
+    finally:
+        # Where it failed, the next case that needs it tries again.
+        folder.remove()
 
 
 def expect_same(folder, reference):

@@ -147,6 +147,26 @@ fn merged(engine: &str) {
     assert_eq!(predict(&merged), answers);
 }
 
+/// A text that doubles with each turn of a loop, as nobody's template needs it.
+fn greedy_template() {
+    let folder = Folder::new();
+    let model = fixture("chat-llama");
+    for file in std::fs::read_dir(&model).unwrap().map(Result::unwrap) {
+        folder.write(&format!("model/{}", file.file_name().display()), std::fs::read(file.path()).unwrap());
+    }
+    let body = "{% set ns.text = ns.text ~ ns.text %}";
+    let template =
+        format!("{{% set ns = namespace(text=messages[0].content) %}}{{% for i in range(60) %}}{body}{{% endfor %}}");
+    folder.write("model/chat_template.jinja", template);
+    let yaml = pipeline("chat-llama", "{steps: 1}", "engine: process\n");
+    let yaml = yaml.replace(&format!("from: {}", model.display()), "from: model");
+    folder.write("a.yaml", yaml);
+    for command in ["check", "run"] {
+        let answer = folder.pipe(&[command, "a.yaml"]).exits(3);
+        answer.says("takes more than 512 MiB of memory for one conversation while reading row ").says("train.jsonl");
+    }
+}
+
 fn refused() {
     let folder = Folder::new();
     let resnet = fixture("resnet-basic").display().to_string();

@@ -23,7 +23,7 @@ use super::{ADAPTER_FOLDER, Input, Inputs, Mount};
 use crate::engine::EngineSockets;
 use crate::error::Error;
 use crate::system::digests::Weights;
-use crate::system::files::absolute;
+use crate::system::files::{self, absolute};
 
 pub use remote::config_folder;
 
@@ -206,6 +206,11 @@ impl<'a> Finder<'a> {
             let target = PathBuf::from(format!("/pipe/data/{part}/{index}"));
             let name = Path::new(text).file_name().unwrap_or_default();
             let mut input = self.input(text, target.join(name));
+            // A pipe would be waited for, and a device may have no end.
+            if let Ok(Some(what)) = files::special(&input.host) {
+                self.problem(key, format!("{text} is {what}; allowed: a file or a folder"));
+                continue;
+            }
             match std::fs::File::open(&input.host).and_then(|file| file.metadata()) {
                 Err(error) => {
                     let is_missing = key == "data.train" && error.kind() == std::io::ErrorKind::NotFound;
