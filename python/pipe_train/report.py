@@ -3,12 +3,15 @@ imported."""
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import json
 import math
 import os
 import re
 import sys
 import time
+import traceback
 from pathlib import Path
 from typing import Any, Dict, Iterator, Mapping, Optional
 
@@ -164,3 +167,66 @@ class Reporter:
         self._last = now if is_step else self._last
         shown = "  ".join(f"{name} {number:.6g}" for name, number in numbers.items())
         print(f"step {step}{f'/{steps}' if steps is not None else ''}  {shown}", flush=True)
+
+
+# Functions in a traceback, the innermost first, with the phase that they belong to.
+_PHASES = {
+    "backward": "backward",
+    "evaluation_loop": "eval",
+    "prediction_step": "eval",
+    "validation_step": "eval",
+    "_save_checkpoint": "checkpoint",
+    "save_checkpoint": "checkpoint",
+    "_load_from_checkpoint": "resume",
+    "_load_optimizer_and_scheduler": "resume",
+    "restore_training_state": "resume",
+}
+
+
+def phase_of(error: BaseException, has_begun: bool) -> str:
+    """What a framework was doing when an error was raised, by its traceback. `has_begun` says whether it has computed anything."""
+    frames = [(frame.f_code.co_filename, frame.f_code.co_name) for frame, _ in traceback.walk_tb(error.__traceback__)]
+    for file, name in reversed(frames):
+        if "/torch/optim/" in file.replace("\\", "/"):
+            return "optimizer"
+        if name in _PHASES:
+            return _PHASES[name]
+    return "forward" if has_begun else "load"
+
+
+class ExceptionHook:
+    """Ends a program whose out-of-memory nobody has caught with a record for `pipe` and its exit code."""
+
+    def __init__(self, path: Optional[Path], batch: int, rank: int = 0) -> None:
+        self._path = path
+        self._batch = batch
+        self._rank = rank
+        self._before: Any = None
+        self.step = 0
+        """Steps done."""
+        self.has_begun = False
+
+    def install(self) -> None:
+        if self._before is None:
+            self._before, sys.excepthook = sys.excepthook, self._hear
+
+    def _hear(self, kind: Any, error: BaseException, trace: Any) -> None:
+        self._before(kind, error, trace)
+        shortage = Shortage.find(error)
+        if shortage is None:
+            return
+        phase = phase_of(shortage.error, self.has_begun)
+        step = self.step + (phase in ("forward", "backward", "optimizer"))
+        if tell_shortage(self._path, shortage.record(phase, step, self._batch, self._rank)):
+            # An exit code other than 1 is possible here only without Python's own end.
+            with contextlib.suppress(Exception):
+                atexit._run_exitfuncs()
+            for stream in (sys.stdout, sys.stderr):
+                with contextlib.suppress(Exception):
+                    stream.flush()
+            os._exit(shortage.exit_code)
+
+
+def speedless(values: Mapping[str, Any]) -> Dict[str, Any]:
+    """The figures of a framework without those that say how fast it is."""
+    return {name: value for name, value in values.items() if not name.endswith(("_runtime", "_per_second", "_preparation_time"))}
