@@ -87,5 +87,5 @@ def load_newest(folder: Path) -> Optional[Dict[str, Any]]:
         except BadCheckpoint as error:
             note(f"{error}; trying an older one")
     if paths:
-        raise BadCheckpoint(f"no checkpoint in {folder} can be read: move them away to begin anew")
+        raise BadCheckpoint(f"no checkpoint in {folder} can be read: move them away to start over")
     return None

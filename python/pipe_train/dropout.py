@@ -4,7 +4,7 @@ position in the sample, and on nothing else. It is the function of the trainer o
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Dict, List, Optional, Tuple
+from typing import Dict, Iterator, List, Optional, Tuple
 
 import torch
 
@@ -28,6 +28,9 @@ class Drawn:
         # How often each dropout was used in this part.
         self.uses: Dict[int, int] = {}
 
+
+# Draws that are computed at once: each takes some hundred bytes for a moment.
+_DRAWS = 1 << 20
 
 _drawn: Optional[Drawn] = None
 
@@ -56,43 +59,52 @@ def _threshold(p: float) -> int:
     return int(p * 65536 + 0.5)
 
 
-def _halves(words: Tuple[torch.Tensor, ...]) -> torch.Tensor:
+def _numbers(words: Tuple[torch.Tensor, ...]) -> torch.Tensor:
     """Two more dimensions: the four words, and their halves of 16 bits, the lower first."""
-    stacked = torch.stack(torch.broadcast_tensors(*words), -1)
+    stacked = torch.stack(torch.broadcast_tensors(*words), -1)  # type: ignore[no-untyped-call]
     return torch.stack((stacked & 0xFFFF, stacked >> 16), -1)
 
 
-def _range(start: int, count: int, dimension: int, dimensions: int, device: torch.device) -> torch.Tensor:
-    shape = [1] * dimensions
-    shape[dimension] = count
-    return torch.arange(start, start + count, device=device, dtype=torch.int64).view(shape)
+def _chunks(count: int, draws: int) -> Iterator[Tuple[int, int]]:
+    """Slices of `count` things with so many draws each."""
+    size = max(1, _DRAWS // max(draws, 1))
+    return ((start, min(start + size, count)) for start in range(0, count, size))
 
 
 def kept(key: int, place: int, shape: Tuple[int, int, int], p: float, device: torch.device) -> torch.Tensor:
     """True where something of [samples, positions, features] is kept."""
     samples, positions, features = shape
-    groups = -(-features // 8)
+    groups, threshold = -(-features // 8), _threshold(p)
+    keep = torch.empty((samples * positions, features), dtype=torch.bool, device=device)
+    group = torch.arange(groups, device=device).view(1, -1)
     zero = torch.zeros((), dtype=torch.int64, device=device)
-    counter = (_range(0, groups, 2, 3, device), _range(0, positions, 1, 3, device), _range(place, samples, 0, 3, device), zero)
-    halves = _halves(_philox(key, counter)).reshape(samples, positions, groups * 8)
-    return halves[..., :features] >= _threshold(p)
+    for start, end in _chunks(samples * positions, groups):
+        row = torch.arange(start, end, device=device).view(-1, 1)
+        counter = (group, row % positions, torch.div(row, positions, rounding_mode="floor") + place, zero)
+        numbers = _numbers(_philox(key, counter)).reshape(end - start, groups * 8)
+        keep[start:end] = numbers[:, :features] >= threshold
+    return keep.view(shape)
 
 
 def kept_weights(key: int, place: int, shape: Tuple[int, int, int, int], p: float, device: torch.device) -> torch.Tensor:
     """True where a weight of [samples, heads, queries, keys] is kept."""
     samples, heads, queries, keys = shape
-    rows, columns = -(-queries // 16), -(-keys // 16)
-    # Samples, heads, tiles of queries, queries in a tile modulo 8, tiles of keys, pairs of keys in half a tile.
-    sizes = (samples, heads, rows, 8, columns, 4)
-    starts = (place, 1, 0, 0, 0, 0)
-    sample, head, row, query, column, pair = (
-        _range(start, size, index, 6, device) for index, (start, size) in enumerate(zip(starts, sizes))
+    rows, columns, threshold = -(-queries // 16), -(-keys // 16), _threshold(p)
+    keep = torch.empty((samples * heads, queries, keys), dtype=torch.bool, device=device)
+    # Tiles of queries, queries in a tile modulo 8, tiles of keys, pairs of keys in half a tile.
+    row, query, column, pair = (
+        torch.arange(size, device=device).view([-1 if at == index else 1 for at in range(5)])
+        for index, size in enumerate((rows, 8, columns, 4), 1)
     )
-    halves = _halves(_philox(key, (column * 32 + query * 4 + pair, row, sample, head)))
-    # The word is two bits: which half of the tile the key is in, and which the query.
-    tiles = halves.reshape(samples, heads, rows, 8, columns, 4, 2, 2, 2)
-    tiles = tiles.permute(0, 1, 2, 7, 3, 4, 6, 5, 8).reshape(samples, heads, rows * 16, columns * 16)
-    return tiles[:, :, :queries, :keys] >= _threshold(p)
+    for start, end in _chunks(samples * heads, rows * columns * 32):
+        both = torch.arange(start, end, device=device).view(-1, 1, 1, 1, 1)
+        sample, head = torch.div(both, heads, rounding_mode="floor") + place, both % heads + 1
+        words = _numbers(_philox(key, (column * 32 + query * 4 + pair, row, sample, head)))
+        # The word is two bits: which half of the tile the key is in, and which the query.
+        tiles = words.reshape(end - start, rows, 8, columns, 4, 2, 2, 2)
+        tiles = tiles.permute(0, 1, 6, 2, 3, 5, 4, 7).reshape(end - start, rows * 16, columns * 16)
+        keep[start:end] = tiles[:, :queries, :keys] >= threshold
+    return keep.view(shape)
 
 
 class Dropout(torch.nn.Module):

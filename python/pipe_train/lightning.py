@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 try:
     from lightning.pytorch import Callback as _Callback
 except ImportError:
-    from pytorch_lightning import Callback as _Callback
+    from pytorch_lightning import Callback as _Callback  # type: ignore[import-not-found, no-redef, unused-ignore]
 
 from .report import ExceptionHook, Reporter, note, speedless, sync_folder
 from .settings import Settings, settings
@@ -27,7 +27,7 @@ _OPTIONS = ("num_workers", "collate_fn", "pin_memory", "drop_last", "timeout", "
             "prefetch_factor", "persistent_workers", "pin_memory_device")
 
 
-class Callback(_Callback):  # type: ignore[misc]
+class Callback(_Callback):
     """See the module."""
 
     def __init__(self, keep: int = 2) -> None:
@@ -113,7 +113,7 @@ def _apply(asked: Settings, trainer: Any) -> None:
     size = max(1, min(asked.batch, asked.effective_batch // ranks))
     source = getattr(getattr(trainer, "fit_loop", None), "_data_source", None)
     loader = getattr(source, "instance", None)
-    if type(loader) is DataLoader and loader.batch_size is not None:
+    if source is not None and type(loader) is DataLoader and loader.batch_size is not None:
         if isinstance(trainer.limit_train_batches, int):
             # They were counted in batches of the script.
             trainer.limit_train_batches = -(-trainer.limit_train_batches * loader.batch_size // size)

@@ -457,7 +457,7 @@ class Run:
                 then = state["order"][name]
                 raise checkpoint.BadCheckpoint(
                     f"the checkpoint was made with {name} {then}, and now it is {now}: the samples would come in another order. Use the "
-                    "same, or begin anew"
+                    "same, or start over"
                 )
         is_first = self._ranks is None or self._ranks.is_first
         if state["effective_batch"] != self.settings.effective_batch and is_first:

@@ -86,7 +86,7 @@ class Ranks:
         for bucket in _buckets([each.grad for each in parameters if each.grad is not None]):
             flat = torch.cat([gradient.reshape(-1) for gradient in bucket])
             distributed.all_reduce(flat)
-            for gradient, summed in zip(bucket, flat.split([gradient.numel() for gradient in bucket])):
+            for gradient, summed in zip(bucket, torch.split(flat, [gradient.numel() for gradient in bucket])):
                 gradient.copy_(summed.view_as(gradient))
 
 

@@ -19,7 +19,7 @@ from .report import STOPPED, ExceptionHook, Reporter, note, speedless
 from .settings import Settings, settings
 
 
-class Callback(TrainerCallback):  # type: ignore[misc]
+class Callback(TrainerCallback):
     """See the module."""
 
     def __init__(self) -> None:

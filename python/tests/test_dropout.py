@@ -5,6 +5,7 @@ import os
 import pathlib
 import subprocess
 import unittest
+import unittest.mock
 
 import blake3
 import torch
@@ -35,6 +36,13 @@ class Masks(unittest.TestCase):
                 for feature in range(features):
                     words = randomness.philox(KEY, (feature // 8, position, sample + 7, 0))
                     self.assertEqual(bool(found[sample, position, feature]), is_kept(words, feature % 8, 0.1))
+
+    def test_chunks_change_nothing(self):
+        for function, shape in ((dropout.kept, (3, 5, 29)), (dropout.kept_weights, (2, 3, 19, 37))):
+            whole = function(KEY, 7, shape, 0.3, torch.device("cpu"))
+            for draws in (1, 100, 700):
+                with unittest.mock.patch.object(dropout, "_DRAWS", draws):
+                    self.assertTrue(torch.equal(function(KEY, 7, shape, 0.3, torch.device("cpu")), whole))
 
     def test_weights_of_attention_number_by_number(self):
         samples, heads, queries, keys = 2, 3, 19, 37
