@@ -87,7 +87,8 @@ class Pipe:
         ended.returncode = process.returncode
         lines = [json.loads(line) for line in ended.stdout.splitlines() if line.startswith("{")]
         run = next((line for line in lines if line["type"] == "run"), None) or dict(attempts=[], error=ended.stderr[-1500:])
-        losses = {line["step"]: line["values"]["loss"] if "values" in line else line["loss"] for line in lines if line["type"] == "metrics"}
+        found = [(line["step"], line.get("values", line)) for line in lines if line["type"] == "metrics"]
+        losses = {step: values["loss"] for step, values in found if "loss" in values}
         return ended.returncode, run, losses
 
     def train(self, name, batch, limit, *words, **on_oom):
