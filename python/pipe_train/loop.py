@@ -321,7 +321,8 @@ class Run:
         if (is_due and self.step > 0) or stops:
             self.save()
         if stops:
-            note(f"stopped after step {self.step}" + ("" if self.folder is None else ", saved"))
+            if ranks.is_first:
+                note(f"stopped after step {self.step}" + ("" if self.folder is None else ", saved"))
             raise SystemExit(STOPPED)
 
     def _seed_generators(self) -> None:
@@ -362,7 +363,10 @@ class Run:
         if self._scaler is not None:
             self._scaler.unscale_(self.optimizer)
         gradients = [each.grad for each in self._parameters if each.grad is not None]
-        if gradients:
+        if any(each.is_sparse for each in gradients):
+            for gradient in gradients:
+                gradient.mul_(self._reference / weight)
+        elif gradients:
             torch._foreach_mul_(gradients, self._reference / weight)
         if self._clip is not None:
             values["grad_norm"] = float(torch.nn.utils.clip_grad_norm_(self._parameters, self._clip))

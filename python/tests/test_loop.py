@@ -397,17 +397,33 @@ class Mistakes(Case):
 
 
 class SeveralRanks(Case):
-    def test_the_curve_of_one(self):
+    def start(self, folder, ranks, *words):
         """The script of the tests of `pipe`, as torchrun starts it."""
         script = FOLDER.parent / "tests/fixtures/own_loop.py"
+        given = dict(PIPE_RUN=str(folder), PIPE_BATCH="4", PIPE_EFFECTIVE_BATCH="10", OMP_NUM_THREADS="1", PYTHONPATH=os.pathsep.join(sys.path))
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", str(script), *words]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ, **given))
+
+    def test_all_of_them_stop_after_one_step(self):
+        running = self.start(self.folder, 2, "--steps", "500", "--pause", "0.1")
+        told = []
+        for line in running.stdout:
+            told += [json.loads(line)["step"]] if line.startswith("{") else []
+            if told[-1:] == [3]:
+                running.terminate()
+        said = running.communicate()[1]
+        self.assertIn(f"pipe_train: stopped after step {told[-1]}, saved", said)
+        self.assertLess(told[-1], 100)
+        self.assertEqual(checkpoint.load_newest(self.folder)["step"], told[-1])
+
+    def test_the_curve_of_one(self):
         losses = {}
         for ranks in (1, 2, 3):
             folder = self.folder / str(ranks)
-            env = dict(os.environ, PIPE_RUN=str(folder), PIPE_BATCH="4", PIPE_EFFECTIVE_BATCH="10", OMP_NUM_THREADS="1", PYTHONPATH=os.pathsep.join(sys.path))
-            command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", str(script), "--steps", "8"]
-            ended = subprocess.run(command, capture_output=True, text=True, env=env)
-            self.assertEqual(ended.returncode, 0, ended.stderr)
-            lines = [json.loads(line) for line in ended.stdout.splitlines() if line.startswith("{")]
+            running = self.start(folder, ranks, "--steps", "8")
+            out, said = running.communicate()
+            self.assertEqual(running.returncode, 0, said)
+            lines = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
             losses[ranks] = {line["step"]: line["loss"] for line in lines if "loss" in line}
             self.assertEqual(len([line for line in lines if "loss" in line]), 8)
             self.assertEqual([path.name for path in checkpoint.found(folder)][:1], ["checkpoint-8.pt"])
