@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from .dropout import Dropout, replace_dropout
     from .loop import NotFinite, Part, Run, Step, device, training
 
-__version__ = "0.1.0"
 __all__ = [
     "DEVICE_OUT_OF_MEMORY",
     "HOST_OUT_OF_MEMORY",
@@ -40,6 +39,13 @@ _NEEDS_TORCH = {"Dropout": "dropout", "replace_dropout": "dropout"}
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            return version("pipe_train")
+        except PackageNotFoundError:  # Not installed, but found as a folder.
+            return "0"
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
