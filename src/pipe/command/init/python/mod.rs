@@ -32,12 +32,10 @@ impl Script {
         let Some(survey) = table.as_ref().map(Survey::of) else {
             return Err(refused(&answers.train, "it cannot be read".to_owned()));
         };
-        let files = std::iter::once(&answers.train).chain(&answers.eval);
-        if let Some(file) = files.into_iter().find(|file| !is_read(Path::new(file))) {
-            return Err(refused(
-                file,
-                format!("the script reads {}", READ.map(|ending| format!(".{ending}")).join(", ")),
-            ));
+        let mut files = std::iter::once(&answers.train).chain(&answers.eval);
+        if let Some(file) = files.find(|file| !is_read(Path::new(file))) {
+            let read = READ.map(|ending| format!(".{ending}")).join(", ");
+            return Err(refused(file, format!("the script reads {read}")));
         }
         let column = |role: &str| answers.fields.iter().find(|(fed, _)| fed == role).map(|(_, name)| name.as_str());
         let Some(label) = column("label").filter(|_| draft.separator.is_none()) else {
