@@ -52,11 +52,10 @@ fn folder(engine: &str, batch: u32, words: &[&str], limit: Option<u64>, more: Va
         container["env"]["PYTHONPATH"] = "/python".into();
         let script = words.iter().find(|word| word.ends_with(".py")).unwrap();
         folder.write("script.py", std::fs::read(script).unwrap());
-        for entry in
-            std::fs::read_dir(repository().join("python/pipe_train")).unwrap().map(|entry| entry.unwrap().path())
-        {
-            let name = entry.file_name().unwrap().to_string_lossy().into_owned();
-            entry.is_file().then(|| folder.write(&format!("python/pipe_train/{name}"), std::fs::read(&entry).unwrap()));
+        let package = std::fs::read_dir(repository().join("python/pipe_train")).unwrap();
+        for path in package.map(|entry| entry.unwrap().path()).filter(|path| path.is_file()) {
+            let name = path.file_name().unwrap().to_string_lossy().into_owned();
+            folder.write(&format!("python/pipe_train/{name}"), std::fs::read(&path).unwrap());
         }
         container["mounts"] =
             json!([{"host": "python", "container": "/python"}, {"host": "script.py", "container": script}]);
@@ -118,7 +117,7 @@ fn walk(engine: &str) {
     same_curve(&metrics(&short, "loss"), &whole, 1e-5);
     same_curve(&metrics(&short, "eval_loss"), &evaluations, 1e-5);
     // The long text comes in step 6, and every 5 steps are saved.
-    assert_eq!(seen[1]["first_step"], 6, "{seen:#?}");
+    assert_eq!(seen[seen.len() - 1]["first_step"], 6, "{seen:#?}");
     if engine == "process" {
         let record: Value = serde_json::from_str(&short.read_run("attempts/01/oom.json")).unwrap();
         assert_eq!((seen[0]["exit_code"].as_i64(), &record["memory"]), (Some(43), &"host".into()), "{record:#}");
