@@ -45,11 +45,12 @@ optuna:
 optuna4:
 	-tests/fetch-packages tests/optuna4.txt target/optuna4 "Optuna 4 (3 MB, once)"
 
-# torch for the CPU and the Trainer of transformers, for tests with programs in Python, from PyPI by name, once. Tests that need them
+# torch for the CPU, the Trainer of transformers and Lightning, for tests with programs in Python, from PyPI by name, once. Tests that need them
 # are skipped where they cannot be fetched.
 python:
 	-tests/fetch-packages tests/python.txt target/python "torch (1.3 GB, once)"
 	-tests/fetch-packages tests/python-transformers.txt target/python-transformers "transformers (94 MB, once)"
+	-tests/fetch-packages tests/python-package.txt target/python-package "Lightning (2 MB, once)"
 
 # The demo shows the retry, so it ignores what the ledger knows from an earlier demo.
 demo: build data/demo/train.jsonl

@@ -36,6 +36,8 @@ mod memory;
 mod notifications;
 #[path = "runner/output.rs"]
 mod output;
+#[path = "runner/own_loop.rs"]
+mod own_loop;
 #[path = "runner/progress.rs"]
 mod progress;
 #[path = "runner/python.rs"]
@@ -106,6 +108,7 @@ fn main() -> ExitCode {
     commands::tests(&mut suite);
     steps::tests(&mut suite);
     tune::tests(&mut suite);
+    own_loop::tests(&mut suite);
     python::tests(&mut suite);
     compute_capability::tests(&mut suite);
     cuda::tests(&mut suite);

@@ -327,6 +327,9 @@ errors! {
         ["{arch} needs {wants}; {data}: {why}{columns}"]
         hint ["name the columns, as in `--fields ROLE=COLUMN,ROLE=COLUMN`, or choose another model with --arch or \
           --model"];
+    NoScript { data: String, why: String } => Usage,
+        ["{data}: `pipe init --python` has no script for this data: {why}"]
+        hint ["leave --python out: pipe's own trainer takes more kinds of data"];
     BaseModel { model: String, reason: String } => Usage,
         ["{model}: {reason}"]
         hint ["give a folder in Hugging Face layout, or a hub id, as --model"];

@@ -26,10 +26,12 @@ pub enum Needs {
     Ext4,
     /// The packages of tests/transformers.txt, or a python3 that has them.
     Transformers,
-    /// The daemon, and the packages of tests/python.txt and tests/python-transformers.txt.
+    /// The daemon, and the packages of tests/python.txt, tests/python-transformers.txt and tests/python-package.txt.
     Python,
     /// The packages of docker/hatchling.txt.
     Hatchling,
+    /// The packages alone.
+    PythonPackages,
     /// The packages of tests/mlflow.txt.
     Mlflow,
     /// The packages of tests/wandb.txt.
@@ -70,11 +72,10 @@ impl Needs {
             Self::Transformers => {
                 (!has_transformers()).then_some("no transformers; make test-transformers fetches them")
             }
-            Self::Python => {
-                Self::Docker.missing().or((!python()).then_some("target/python is not there; make python fetches it"))
-            }
             Self::Hatchling => (!repository().join("target/hatchling/complete").is_file())
                 .then_some("target/hatchling is not there; make hatchling fetches it"),
+            Self::Python => Self::Docker.missing().or(Self::PythonPackages.missing()),
+            Self::PythonPackages => (!python()).then_some("target/python is not there; make python fetches it"),
             Self::Mlflow => {
                 (!mlflow().join("complete").is_file()).then_some("target/mlflow is not there; make mlflow fetches it")
             }
@@ -133,7 +134,8 @@ impl Needs {
             | Self::Wandb
             | Self::Optuna
             | Self::Optuna4
-            | Self::Python => None,
+            | Self::Python
+            | Self::PythonPackages => None,
         }
     }
 }
@@ -172,7 +174,7 @@ pub fn transformers() -> Command {
 }
 
 fn python() -> bool {
-    ["python", "python-transformers"]
+    ["python", "python-transformers", "python-package"]
         .iter()
         .all(|name| repository().join("target").join(name).join("complete").is_file())
 }

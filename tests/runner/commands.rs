@@ -32,6 +32,7 @@ pub fn tests(suite: &mut Suite) {
     suite.test("commands::what_it_is_started_with", Needs::Nothing, values);
     suite.test("commands::allocators_are_told", Needs::Nothing, allocators);
     suite.test("commands::two_peaks_name_the_next_batch", Needs::Nothing, fitted);
+    suite.test("commands::its_own_record_of_an_out_of_memory", Needs::Nothing, own_record);
     suite.test("commands::an_effective_batch_changes_only_where_it_may", Needs::Nothing, effective_batch);
     suite.test("commands::the_ledger_keeps_the_effective_batch", Needs::Nothing, known_effective_batch);
     suite.test("commands::a_start_from_the_beginning_is_explained", Needs::Nothing, beginning);
@@ -306,6 +307,35 @@ fn effective_batch() {
     expect(&folder, &[(64, 1, "oom", "capacity"), (32, 2, "oom", "capacity"), (16, 4, "finished", "")]);
 }
 
+/// A program that tells its out-of-memory itself need not print it, and a record from before a later failure counts all the same: it is
+/// written when memory ends the program. With an exit code of 0 it says nothing.
+fn own_record() {
+    let folder = Folder::new();
+    let script = "record='{\"memory\": \"host\", \"phase\": \"eval\", \"step\": 3, \"batch\": 0, \"message\": \"Tried to allocate 2.00 GiB\"}'\n\
+                  test -z \"$LIES\" || echo \"$LIES\" > \"$PIPE_OOM_RECORD\"\n\
+                  test $PIPE_BATCH -gt $FITS && echo \"$record\" > \"$PIPE_OOM_RECORD\" && exit 43\n\
+                  echo '{\"step\": 4, \"loss\": 0.5}'\nexit $CODE\n";
+    let yaml = "version: 1\nname: job\nengine: process\ncommand: sh script.sh {accum} {seed}\ntrain: {batch: 8, accum: 2, seed: 7}\n\
+                container: {gpus: 0, env: {FITS: '4', CODE: '0', LIES: ''}}\n";
+    folder.write("script.sh", script).write("job.yaml", yaml);
+    let ended = folder.pipe(&["run", "job.yaml"]).exits(0);
+    ended.says("the host's memory ran out in eval of step 3: 2.0 GiB requested").says("batch 4 instead of 8");
+    expect(&folder, &[(8, 2, "oom", "host_memory"), (4, 4, "finished", "")]);
+    let record: serde_json::Value = serde_json::from_str(&folder.read_run("attempts/01/oom.json")).unwrap();
+    assert_eq!((record["batch"].as_u64(), record["requested"].as_u64()), (Some(8), Some(2 << 30)), "{record:#}");
+    let spec: serde_json::Value = serde_json::from_str(&folder.read_run("attempts/01/spec.json")).unwrap();
+    assert_eq!((&spec["env"]["PIPE_SEED"], &spec["command"][3]), (&"7".into(), &"7".into()), "{spec:#}");
+
+    // A record that is none, and one of a program that went on.
+    let set = |name: &str, value: &str| format!("container.env.{name}='{value}'");
+    let [fits, code, lies] = [set("FITS", "9"), set("CODE", "3"), set("LIES", "{}")];
+    let run = ["run", "job.yaml", "--ignore-ledger", "--set", &fits, "--set", &lies];
+    folder.pipe(&[&run[..], &["--set", &code]].concat()).exits(6).says("the command ended with exit code 3");
+    let told = set("LIES", r#"{"memory": "host", "phase": "forward", "step": 1, "batch": 8, "message": ""}"#);
+    folder.pipe(&["run", "job.yaml", "--ignore-ledger", "--set", &fits, "--set", &told]).exits(0);
+    expect(&folder, &[(8, 2, "finished", "")]);
+}
+
 /// The ledger does not change it either.
 fn known_effective_batch() {
     let folder = folder("process", "cpu 4", "");
@@ -521,7 +551,7 @@ fn bad_pipelines() {
         ("command: a {vars.lr}\n", "command: unknown value {vars.lr}"),
         ("command: \"a 'b\"\n", "command: no program in it; is a quote left open?"),
         ("command: a\nmodel: {arch: t5, config: {}}\n", "model: give `model` or `command`, not both"),
-        ("command: a\ntrain: {seed: 3}\n", "train.seed: not for a command"),
+        ("command: a\ntrain: {clip: 3}\n", "train.clip: not for a command"),
         ("command: a\ntrain: {batch: auto, effective_batch: 8}\n", "train.batch: found auto; a command needs a number"),
         ("command: a\non_oom: {patterns: ['(']}\n", "on_oom.patterns.0: not a regular expression: unclosed group"),
         (

@@ -2,7 +2,7 @@
 //! without a registry.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
@@ -19,25 +19,35 @@ pub fn tests(suite: &mut Suite) {
     test("the_example", example);
 }
 
-/// An image with this machine's Python, torch and transformers, named by what it is made of and made once.
-fn image() -> &'static str {
-    static IMAGE: OnceLock<String> = OnceLock::new();
-    IMAGE.get_or_init(|| {
+/// A folder to build an image from, with this machine's Python, torch and transformers: named by what it is made of and laid out once.
+pub fn root() -> &'static Path {
+    static ROOT: OnceLock<PathBuf> = OnceLock::new();
+    ROOT.get_or_init(|| {
         let parts = ["tests/python_root.py", "tests/python.txt", "tests/python-transformers.txt"];
         let mut hasher = DefaultHasher::new();
         parts.iter().for_each(|part| std::fs::read(repository().join(part)).unwrap().hash(&mut hasher));
-        let name = format!("pipe-test-python:{:016x}", hasher.finish());
+        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("python-root-{:016x}", hasher.finish()));
+        if !folder.is_dir() {
+            let part = folder.with_extension(std::process::id().to_string());
+            let script = repository().join("tests/python_root.py");
+            let laid = Command::new("python3").arg(script).arg(&part).arg("--transformers").output().unwrap();
+            assert!(laid.status.success(), "{}", String::from_utf8_lossy(&laid.stderr));
+            std::fs::rename(&part, &folder).unwrap();
+        }
+        folder
+    })
+}
+
+/// An image of it.
+pub fn image() -> &'static str {
+    static IMAGE: OnceLock<String> = OnceLock::new();
+    IMAGE.get_or_init(|| {
+        let name = root().file_name().unwrap().to_string_lossy().replace("python-root-", "pipe-test-python:");
         let is_there = Command::new("docker").args(["image", "inspect", &name]).output().unwrap().status.success();
         if !is_there {
-            let parent = Path::new(env!("CARGO_TARGET_TMPDIR"));
-            let folder = parent.join(format!("python-root-{}", std::process::id()));
-            let script = repository().join("tests/python_root.py");
-            let laid = Command::new("python3").arg(script).arg(&folder).arg("--transformers").output().unwrap();
-            assert!(laid.status.success(), "{}", String::from_utf8_lossy(&laid.stderr));
             let words = ["build", "-q", "--label", "pipe.test=python", "-t", &name];
-            let built = Command::new("docker").args(words).arg(&folder).output().unwrap();
+            let built = Command::new("docker").args(words).arg(root()).output().unwrap();
             assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
-            std::fs::remove_dir_all(&folder).unwrap();
         }
         name
     })

@@ -44,8 +44,8 @@ pub(crate) fn pipeline(tree: &Node, variables: &Variables, engines: Engines) -> 
     }
     let work = match (file.command, file.model, file.data, train) {
         (Some(line), _, _, Some(train)) => {
-            let Train { effective_batch, precision, .. } = train;
-            let train = CommandTrain { batch: train.batch(), effective_batch, precision };
+            let Train { effective_batch, precision, seed, .. } = train;
+            let train = CommandTrain { batch: train.batch(), effective_batch, precision, seed };
             let (vars, memory, checkpoints, metrics) = (file.vars, file.memory, file.checkpoints, file.metrics);
             let command = Command { line, vars, train, memory, checkpoints, metrics };
             check.command(&command, &file.on_oom);

@@ -6,7 +6,7 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
 
-use super::{Memory, Precision};
+use super::{DEFAULT_SEED, Memory, Precision};
 
 /// A program of the user, and what `pipe` may change about it.
 #[derive(Clone, Debug, PartialEq)]
@@ -25,11 +25,17 @@ pub struct CommandTrain {
     pub batch: u32,
     pub effective_batch: u32,
     pub precision: Precision,
+    #[serde(skip_serializing_if = "is_default_seed")]
+    pub seed: u64,
+}
+
+fn is_default_seed(seed: &u64) -> bool {
+    *seed == DEFAULT_SEED
 }
 
 impl CommandTrain {
     /// The keys that a command has.
-    pub const KEYS: [&str; 4] = ["batch", "accum", "effective_batch", "precision"];
+    pub const KEYS: [&str; 5] = ["batch", "accum", "effective_batch", "precision", "seed"];
 }
 
 /// A program and its arguments: a list, or one text that is cut into words as a shell does.
@@ -204,7 +210,8 @@ impl Default for Checkpoints {
 }
 
 /// Values of an attempt that stand in a command as `{name}`, besides `{vars.NAME}`.
-pub const PLACEHOLDERS: [&str; 7] = ["batch", "accum", "effective_batch", "run", "attempt", "resume", "precision"];
+pub const PLACEHOLDERS: [&str; 8] =
+    ["batch", "accum", "effective_batch", "run", "attempt", "resume", "precision", "seed"];
 
 /// A piece of a word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -319,7 +326,7 @@ mod tests {
         Command {
             line: serde_json::from_value(Value::String(line.to_owned())).unwrap(),
             vars: BTreeMap::from([("lr".to_owned(), VarValue("3e-4".to_owned()))]),
-            train: CommandTrain { batch: 8, effective_batch: 32, precision: Precision::Fp32 },
+            train: CommandTrain { batch: 8, effective_batch: 32, precision: Precision::Fp32, seed: DEFAULT_SEED },
             memory: Memory::default(),
             checkpoints: None,
             metrics: MetricsFormat::default(),
@@ -391,6 +398,6 @@ mod tests {
     fn placeholders_without_a_value_are_found() {
         let found = |line: &str| command(line).unknown_placeholders().map(str::to_owned).collect::<Vec<_>>();
         assert_eq!(found("a {bach} {vars.lr} {vars.no} {{x}} ${Y} {1} {a b}"), ["bach", "vars.no"]);
-        assert!(found("a {batch} {accum} {effective_batch} {run} {attempt} {resume} {precision}").is_empty());
+        assert!(found("a {batch} {accum} {effective_batch} {run} {attempt} {resume} {precision} {seed}").is_empty());
     }
 }

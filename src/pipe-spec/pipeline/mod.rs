@@ -42,8 +42,8 @@ pub use on_oom::{Allocator, Change, Edit, EffectiveBatch, Limit, Memory, OnOom, 
 pub(crate) use other_names::Transformers as OtherNamesOfPipelines;
 pub use task::{IGNORED_COLUMNS, LossUnit, Task};
 pub use train::{
-    BatchSetting, Checkpointing, ClassWeights, Decay, EarlyStop, Optimizer, OptimizerKind, Precision, Preference,
-    PreferenceLoss, Ranks, Schedule, ScheduleKind, Shard, Split, Train, TrainFile, Warmup, accum, share,
+    BatchSetting, Checkpointing, ClassWeights, DEFAULT_SEED, Decay, EarlyStop, Optimizer, OptimizerKind, Precision,
+    Preference, PreferenceLoss, Ranks, Schedule, ScheduleKind, Shard, Split, Train, TrainFile, Warmup, accum, share,
 };
 pub use watch::{Evaluate, Every, Notify, NotifyOn, Save, Track};
 

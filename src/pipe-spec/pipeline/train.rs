@@ -11,6 +11,9 @@ use super::Metric;
 use super::bounds::{MAX_EPOCHS, MAX_PATIENCE, MAX_SAMPLES, MAX_STEPS, MAX_WAIT};
 use crate::text::count;
 
+/// `train.seed` where none is given.
+pub const DEFAULT_SEED: u64 = 42;
+
 /// The section of the file, where some settings have two spellings.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
@@ -87,7 +90,7 @@ impl Default for TrainFile {
             clip: 1.0,
             checkpointing: Checkpointing::Auto,
             dropout: None,
-            seed: 42,
+            seed: DEFAULT_SEED,
             deterministic: false,
             cuda_graphs: true,
             early_stop: None,

@@ -36,6 +36,9 @@ pub struct InitArgs {
     /// A command line of yours, such as "python train.py --batch-size 16", in place of data and a model
     #[arg(long, value_name = "LINE", conflicts_with_all = ["arch", "data", "eval", "fields", "model", "gpu_memory"])]
     command: Option<String>,
+    /// Write a script with a training loop of your own as well, for a table or for texts with a label; the pipeline runs it
+    #[arg(long, conflicts_with_all = ["command", "model", "gpu_memory", "stdout"])]
+    python: bool,
     /// The name of the pipeline
     #[arg(long)]
     name: Option<Name>,
@@ -55,7 +58,8 @@ pub struct InitArgs {
 
 impl InitArgs {
     pub fn options(self, quiet: bool) -> command::init::InitOptions {
-        let Self { file, arch, data, eval, fields, model, command, name, gpu_memory, yes, force, stdout } = self;
+        let Self { file, arch, data, eval, fields, model, command, python, name, gpu_memory, yes, force, stdout } =
+            self;
         command::init::InitOptions {
             file,
             arch,
@@ -64,6 +68,7 @@ impl InitArgs {
             fields,
             model,
             command,
+            python,
             name,
             gpu_memory,
             yes,

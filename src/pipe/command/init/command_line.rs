@@ -59,7 +59,7 @@ const OF_TRANSFORMERS: &str = "per-device-train-batch-size";
 const LARGEST_SCRIPT: u64 = 1 << 20;
 
 /// Samples in a batch where the command does not say.
-const DEFAULT_BATCH: NonZeroU32 = NonZeroU32::new(8).unwrap();
+pub const DEFAULT_BATCH: NonZeroU32 = NonZeroU32::new(8).unwrap();
 
 /// The name under which an image of the folder is looked for.
 const DOCKERFILE: &str = "Dockerfile";
@@ -72,8 +72,15 @@ pub struct CommandDraft {
     pub findings: Vec<String>,
 }
 
-/// `dialog` answers whether the effective batch may change, of a command that does not accumulate.
-pub fn draft(line: &str, name: Option<&Name>, folder: &Path, dialog: Dialog) -> Result<CommandDraft, Error> {
+/// `dialog` answers whether the effective batch may change, of a command that does not accumulate. `batch` is that of a command that
+/// does not say.
+pub fn draft(
+    line: &str,
+    name: Option<&Name>,
+    folder: &Path,
+    dialog: Dialog,
+    batch: NonZeroU32,
+) -> Result<CommandDraft, Error> {
     let words = CommandLine::split(line).0;
     let first = words.iter().position(|word| assignment(word).is_none());
     let Some(first) = first else {
@@ -97,7 +104,7 @@ pub fn draft(line: &str, name: Option<&Name>, folder: &Path, dialog: Dialog) -> 
     let of_transformers = options.of_transformers;
     let file = PipelineFile {
         train: TrainFile {
-            batch: BatchSetting::Fixed(number(&options.batch, DEFAULT_BATCH)),
+            batch: BatchSetting::Fixed(number(&options.batch, batch)),
             accum: Some(number(&options.accum, NonZeroU32::MIN)),
             ..TrainFile::default()
         },
@@ -260,7 +267,9 @@ fn reads_accum(words: &[String], folder: &Path) -> bool {
     let reads = |word: &String| {
         let text = files::read(&folder.join(word), LARGEST_SCRIPT).unwrap_or_default();
         let text = String::from_utf8_lossy(&text);
-        word.contains("PIPE_ACCUM") || text.contains("PIPE_ACCUM") || text.contains("PIPE_EFFECTIVE_BATCH")
+        let reads = |name: &str| text.contains(name);
+        word.contains("PIPE_ACCUM")
+            || ["PIPE_ACCUM", "PIPE_EFFECTIVE_BATCH", "import pipe_train"].into_iter().any(reads)
     };
     words.iter().any(reads)
 }
@@ -371,7 +380,7 @@ mod tests {
 
     fn drafted(line: &str) -> (CommandDraft, String) {
         let nowhere = Path::new("/nowhere");
-        let draft = draft(line, None, nowhere, Dialog::Defaults).unwrap();
+        let draft = draft(line, None, nowhere, Dialog::Defaults, DEFAULT_BATCH).unwrap();
         let pipeline = registry::parse_pipeline(&draft.yaml, &[], &Variables::default())
             .unwrap_or_else(|error| panic!("{error}\n{}", draft.yaml));
         let command = pipeline.command().unwrap();
@@ -411,14 +420,16 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("reads.py"), "int(os.environ['PIPE_ACCUM'])").unwrap();
         std::fs::write(folder.path().join("plain.py"), "pass").unwrap();
+        std::fs::write(folder.path().join("loop.py"), "import torch\nimport pipe_train\n").unwrap();
         for (line, rule, written) in [
             ("python plain.py --batch-size 64", EffectiveBatch::MustNotFall, "on_oom: {then: []}"),
             ("python reads.py --batch-size 64", EffectiveBatch::Kept, "on_oom: {accumulates: true}"),
+            ("python loop.py", EffectiveBatch::Kept, "on_oom: {accumulates: true}"),
             ("python plain.py --batch-size 64 --accum 2", EffectiveBatch::Kept, "--accum {accum}"),
             ("python plain.py --per_device_train_batch_size 8", EffectiveBatch::Kept, "metrics: transformers"),
             ("python plain.py", EffectiveBatch::MustNotFall, "then: [effective_batch]` allows"),
         ] {
-            let draft = draft(line, None, folder.path(), Dialog::Defaults).unwrap();
+            let draft = draft(line, None, folder.path(), Dialog::Defaults, DEFAULT_BATCH).unwrap();
             let pipeline = registry::parse_pipeline(&draft.yaml, &[], &Variables::default()).unwrap();
             assert_eq!(pipeline.effective_batch_rule(), rule, "{line}\n{}", draft.yaml);
             assert!(draft.yaml.contains(written), "{}", draft.yaml);
@@ -437,7 +448,7 @@ mod tests {
     #[test]
     fn what_is_no_command() {
         for line in ["", "  ", "a 'b", "A=1"] {
-            assert!(draft(line, None, Path::new("."), Dialog::Defaults).is_err(), "{line:?}");
+            assert!(draft(line, None, Path::new("."), Dialog::Defaults, DEFAULT_BATCH).is_err(), "{line:?}");
         }
     }
 }

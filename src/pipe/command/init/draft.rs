@@ -162,7 +162,7 @@ impl Draft {
         Model { arch: *arch, task, from: from.clone(), config, quantize: self.quantize }
     }
 
-    fn data(&self) -> Data {
+    pub fn data(&self) -> Data {
         let Answers { train, eval, fields, card, .. } = &self.answers;
         let paths = |path: &String| Paths(vec![path.clone()]);
         let mut data = Data {

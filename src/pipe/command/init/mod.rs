@@ -6,15 +6,17 @@ mod command_line;
 mod draft;
 mod measure;
 mod pictures;
+mod python;
 mod roles;
 mod settings;
 mod survey;
 mod table;
 mod texts;
 
+use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 
-use pipe_spec::pipeline::{Arch, COMPLETION, CONVERSATION, Task};
+use pipe_spec::pipeline::{Arch, COMPLETION, CONVERSATION, CommandLine, Task};
 use pipe_spec::text::{ByteSize, Name};
 
 use crate::engine::registry;
@@ -22,9 +24,10 @@ use crate::error::Error;
 use crate::input::load::is_data;
 use crate::report::{print, print_data, say};
 use crate::system::digests::cache_folder;
-use crate::system::files::write_json;
+use crate::system::files::{write_json, write_whole};
 use author::Author;
-use draft::Answers;
+use draft::{Answers, Draft};
+use python::Script;
 use survey::Field;
 
 pub use author::Dialog;
@@ -42,6 +45,8 @@ pub struct InitOptions {
     pub model: Option<String>,
     /// A command line, in place of data and a model.
     pub command: Option<String>,
+    /// Whether to write a script with a training loop, and a pipeline that runs it.
+    pub python: bool,
     pub name: Option<Name>,
     pub gpu_memory: Option<ByteSize>,
     pub yes: bool,
@@ -55,18 +60,12 @@ pub fn run(options: &InitOptions) -> Result<(), Error> {
         check_free(file, options)?;
     }
     if let Some(line) = &options.command {
-        let draft = command_line::draft(line, options.name.as_ref(), Path::new("."), Dialog::find(options.yes))?;
-        let Some(file) = write(options, &draft.name, &draft.yaml)? else { return Ok(()) };
-        if !options.quiet {
-            draft.findings.iter().for_each(|line| say(&format!("  {line}")));
-            say(&format!(
-                "next:\n  pipe check {0}   check the file\n  pipe run {0}     run the command",
-                file.display()
-            ));
-        }
-        return Ok(());
+        return write_command(options, line, options.name.as_ref(), command_line::DEFAULT_BATCH);
     }
     let draft = Author { options, dialog: Dialog::find(options.yes) }.draft()?;
+    if options.python {
+        return write_script(options, &draft);
+    }
     let Some(file) = write(options, &draft.answers.name, &draft.yaml())? else { return Ok(()) };
     if !options.quiet {
         draft.findings.iter().for_each(|line| say(&format!("  {line}")));
@@ -81,6 +80,37 @@ pub fn run(options: &InitOptions) -> Result<(), Error> {
         ));
     }
     Ok(())
+}
+
+fn write_command(options: &InitOptions, line: &str, name: Option<&Name>, batch: NonZeroU32) -> Result<(), Error> {
+    let draft = command_line::draft(line, name, Path::new("."), Dialog::find(options.yes), batch)?;
+    let Some(file) = write(options, &draft.name, &draft.yaml)? else { return Ok(()) };
+    if !options.quiet {
+        draft.findings.iter().for_each(|line| say(&format!("  {line}")));
+        say(&format!("next:\n  pipe check {0}   check the file\n  pipe run {0}     run the command", file.display()));
+    }
+    Ok(())
+}
+
+/// Writes a script with a training loop, and the pipeline that runs it.
+fn write_script(options: &InitOptions, draft: &Draft) -> Result<(), Error> {
+    let name = &draft.answers.name;
+    let file = options.file.clone().unwrap_or_else(|| PathBuf::from(format!("{name}.yaml")));
+    let script = Script::new(draft, &file)?;
+    check_free(&file, options)?;
+    check_free(&script.path, options)?;
+    if let Some(folder) = file.parent().filter(|folder| !folder.as_os_str().is_empty()) {
+        std::fs::create_dir_all(folder).map_err(|source| Error::Write { path: folder.to_owned(), source })?;
+    }
+    write_whole(&script.path, script.text.as_bytes())?;
+    print(&script.path.display().to_string());
+    if !options.quiet {
+        draft.findings.iter().for_each(|line| say(&format!("  {line}")));
+        say("  the script needs torch and pipe_train, which `pip install` of the wheel of pipe brings");
+    }
+    let words = ["python3".to_owned(), CommandLine::quoted(&script.path.display().to_string())];
+    let batch = NonZeroU32::new(draft.settings.effective_batch).unwrap_or(command_line::DEFAULT_BATCH);
+    write_command(options, &words.join(" "), Some(name), batch)
 }
 
 /// Which model it is, and why, in a sentence.

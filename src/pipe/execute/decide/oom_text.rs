@@ -2,7 +2,7 @@
 
 use std::sync::LazyLock;
 
-use pipe_spec::event::MemoryKind;
+use pipe_spec::event::{MemoryKind, OomSizes};
 use pipe_spec::{OomRecord, Phase};
 use regex::{Captures, Regex, RegexBuilder};
 
@@ -113,6 +113,17 @@ fn was_survived(log: &str, at: usize) -> bool {
     at < first && !passes_on
 }
 
+/// A record that a program has written, with the sizes that its message tells, where it names none itself.
+pub fn with_sizes(told: OomRecord) -> OomRecord {
+    match told.sizes.requested {
+        Some(_) => told,
+        None => {
+            let sizes = OomSizes { peak: told.sizes.peak, ..record(told.memory, &told.message).sizes };
+            OomRecord { sizes, ..told }
+        }
+    }
+}
+
 /// The sizes that a message tells.
 fn record(memory: MemoryKind, message: &str) -> OomRecord {
     let size = |pattern: &Regex| pattern.captures(message).and_then(|found| bytes(&found));
@@ -206,6 +217,18 @@ fn bytes(found: &Captures<'_>) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_message_gives_sizes_to_a_record_that_has_none() {
+        let message = "CUDA out of memory. Tried to allocate 2.00 GiB.".to_owned();
+        let told = OomRecord { message, step: 3, ..OomRecord::new(MemoryKind::Device, Phase::Eval) };
+        let told = OomRecord { sizes: OomSizes { peak: Some(5), ..told.sizes }, ..told };
+        let record = with_sizes(told.clone());
+        assert_eq!((record.sizes.requested, record.sizes.peak), (gib(2.0), Some(5)));
+        assert_eq!((record.phase, record.step), (Phase::Eval, 3));
+        let own = OomRecord { sizes: OomSizes { requested: Some(1), ..told.sizes }, ..told };
+        assert_eq!(with_sizes(own.clone()), own);
+    }
 
     const GIB: f64 = (1u64 << 30) as f64;
 

@@ -78,13 +78,14 @@ pub enum Decision {
 
 /// Every retry changes something or waits, and nothing waits twice, so the same failure cannot come back for ever.
 pub fn decide(context: &OomContext<'_>) -> Decision {
-    let OomContext { policy, device, settings, retries_used, cause, phase, .. } = context;
+    let OomContext { policy, device, settings, retries_used, .. } = context;
     if *retries_used >= policy.retries {
         return Decision::Stop {
             reason: format!("no retry is left (on_oom.retries: {})", policy.retries),
             hint: "raise on_oom.retries, or start with a smaller train.batch".to_owned(),
         };
     }
+    let (cause, phase) = cause_and_phase(context);
     match cause {
         Cause::Fragmented if !settings.expandable_segments => Decision::Retry {
             settings: Settings { expandable_segments: true, ..(*settings).clone() },
@@ -135,6 +136,17 @@ pub fn decide(context: &OomContext<'_>) -> Decision {
             reason: "the attempt did not run out of memory".to_owned(),
             hint: "see the log of the attempt".to_owned(),
         },
+    }
+}
+
+/// What a decision goes by. A command has one batch, with which it evaluates too, and it may still hold it while its optimizer works.
+fn cause_and_phase(context: &OomContext<'_>) -> (Cause, Option<Phase>) {
+    match (context.phase, context.cause) {
+        (Some(Phase::Eval | Phase::Optimizer), cause) if context.only_batch_changes => {
+            let by_batch = matches!(cause, Cause::EvalOnly | Cause::Model);
+            (if by_batch { Cause::Capacity } else { cause }, Some(Phase::Forward))
+        }
+        (phase, cause) => (cause, phase),
     }
 }
 
@@ -373,6 +385,29 @@ mod tests {
                     let got = decide_for(&policy, device, &settings(64), cause, *phase);
                     assert_eq!(got, want, "{cause:?} {device:?} {phase:?}");
                 }
+            }
+        }
+    }
+
+    /// A command evaluates with its one batch, and may hold it while its optimizer works; what it loads has none.
+    #[test]
+    fn phases_of_commands() {
+        let policy = policy(Reduce::Halve, 1);
+        let settings = Settings::of_command(8);
+        for (cause, phase, want) in [
+            (Cause::EvalOnly, Phase::Eval, "batch 4"),
+            (Cause::Model, Phase::Optimizer, "batch 4"),
+            (Cause::HostMemory, Phase::Eval, "batch 4"),
+            (Cause::HostMemory, Phase::Optimizer, "batch 4"),
+            (Cause::Neighbour, Phase::Eval, "wait"),
+            (Cause::Model, Phase::Resume, "stop"),
+            (Cause::HostMemory, Phase::Load, "stop"),
+        ] {
+            for device in [Device::Cpu, Device::Cuda] {
+                let (only_batch_changes, phase) = (true, Some(phase));
+                let given = context(&policy, &settings, cause);
+                let got = decide(&OomContext { only_batch_changes, phase, device, ..given });
+                assert_eq!(changed(&got, &settings), want, "{cause:?} {phase:?} {device:?}");
             }
         }
     }

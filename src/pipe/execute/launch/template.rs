@@ -25,6 +25,9 @@ use crate::system::files::absolute;
 /// Where the run folder lies in a container.
 pub const CONTAINER_RUN_FOLDER: &str = "/run/pipe";
 
+/// Names the file in which a command may tell its own out-of-memory.
+const OOM_RECORD_VARIABLE: &str = "PIPE_OOM_RECORD";
+
 /// The size of `/dev/shm` for several ranks, where the pipeline gives none.
 pub const RANKS_SHM: u64 = 1 << 30;
 
@@ -178,6 +181,7 @@ impl<'a> JobTemplate<'a> {
             ("accum", accum.to_string()),
             ("effective_batch", self.effective_batch(settings.batch).to_string()),
             ("precision", command.train.precision.name().to_owned()),
+            ("seed", command.train.seed.to_string()),
             ("run", path(seen.clone())),
             ("attempt", number.to_string()),
             ("resume", newest.map_or(String::new(), |newest| path(seen.join(newest)))),
@@ -186,6 +190,9 @@ impl<'a> JobTemplate<'a> {
         let own = values.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).chain(vars);
         let mut env: BTreeMap<String, String> =
             own.map(|(name, value)| (format!("PIPE_{}", name.to_uppercase()), value)).collect();
+        let record = RunFolder::new(folder).attempt(number).job().oom();
+        let record = engine.job_path(record, RunFolder::new(CONTAINER_RUN_FOLDER).attempt(number).job().oom());
+        env.insert(OOM_RECORD_VARIABLE.to_owned(), path(record));
         env.extend(self.allocator_env(command, engine, settings));
         CommandSpec {
             command: command.words(|name| values.get(name).cloned().unwrap_or_default()),

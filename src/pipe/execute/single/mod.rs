@@ -8,7 +8,7 @@ mod watch;
 
 use job_log::JobLog;
 use pipe_spec::event::{Fitted, Point};
-use pipe_spec::run::JobFolder;
+use pipe_spec::run::{AttemptFolder, JobFolder};
 use pipe_spec::{Attempt, Cause, Device, OomRecord, Outcome};
 use serde_json::{Map, Value};
 use watch::Watched;
@@ -307,7 +307,7 @@ impl<'a> Supervisor<'a> {
         let workload = self.workload();
         let record = match workload.is_trainer() {
             true => self.take_oom_record(number)?,
-            false => self.find_oom_text(number, &ended)?,
+            false => self.find_oom_of_command(number, &ended)?,
         };
         let ran_out = workload.ran_out_of_card(ended.ending.exit_code, record.as_ref());
         let rank = record.as_ref().map_or(0, |record| record.rank);
@@ -362,24 +362,25 @@ impl<'a> Supervisor<'a> {
     /// The job's record of an out-of-memory, from its file or its event. A copy of what was read is kept with the attempt.
     fn take_oom_record(&mut self, number: u32) -> Result<Option<OomRecord>, Error> {
         let folder = self.run.folder.attempt(number);
-        let text = job_file::read(folder.job().path(), JobFolder::OOM, OOM_LIMIT).ok();
-        let written = text.and_then(|text| serde_json::from_slice(&text).ok());
-        let record = written.or_else(|| self.oom.take());
+        let record = written_oom_record(&folder).or_else(|| self.oom.take());
         if let Some(record) = &record {
             write_json(&folder.oom(), record)?;
         }
         Ok(record)
     }
 
-    /// Reads an out-of-memory in the end of a failed command's log, kept with the attempt.
-    fn find_oom_text(&self, number: u32, ended: &Watched) -> Result<Option<OomRecord>, Error> {
+    /// The out-of-memory of a failed command, kept with the attempt: what it has written itself, or else what the end of its log says.
+    fn find_oom_of_command(&self, number: u32, ended: &Watched) -> Result<Option<OomRecord>, Error> {
         if ended.ending.exit_code == Some(0) {
             return Ok(None);
         }
         let folder = self.run.folder.attempt(number);
         let patterns = &self.template.pipeline.on_oom.patterns;
         let find = |log: &str| oom_text::find(log, patterns, self.template.placement.device == Device::Cuda);
-        let found = find(&watch::end_of(&folder.log(), OOM_TEXT_LIMIT));
+        let found = match written_oom_record(&folder) {
+            Some(record) => Some(oom_text::with_sizes(record)),
+            None => find(&watch::end_of(&folder.log(), OOM_TEXT_LIMIT)),
+        };
         let batch = self.run.state.attempts().last().map_or(0, |attempt| attempt.batch);
         let record = found.map(|record| OomRecord { batch, ..record });
         if let Some(record) = &record {
@@ -417,6 +418,12 @@ impl<'a> Supervisor<'a> {
             false => Error::CommandFailed { reason },
         }
     }
+}
+
+/// The record of an out-of-memory that a job has written.
+fn written_oom_record(folder: &AttemptFolder) -> Option<OomRecord> {
+    let text = job_file::read(folder.job().path(), JobFolder::OOM, OOM_LIMIT).ok()?;
+    serde_json::from_slice(&text).ok()
 }
 
 /// Bytes that an attempt could have held: what it was allowed, as far as others left it.
