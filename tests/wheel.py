@@ -246,6 +246,9 @@ class Wheel(unittest.TestCase):
             metadata = archive.read(f"pipe_train-{version}.dist-info/METADATA").decode()
         self.assertIn(f"\nRequires-Dist: torch=={torch}\n", metadata)
         self.assertIn(f"\nVersion: {version}\n", metadata)
+        programs, _ = self.venv(next(iter(self.pythons.values())))
+        self.pip(programs / "python")
+        self.assertEqual(self.call(programs / "python", "-c", "import pipe_train; print(pipe_train.__version__)"), f"{version}\n")
         self.assertIn(f'TORCH = "{torch}"', (REPOSITORY / "python/program.py").read_text())
         self.assertIn(f'LIBTORCH: &str = "{torch}"', (REPOSITORY / "src/pipe-spec/lib.rs").read_text())
 
