@@ -4,6 +4,7 @@
 //! tensors, command lines or async.
 
 mod attempt;
+pub mod bucket;
 pub mod evaluation;
 pub mod event;
 pub mod exit;
@@ -21,6 +22,7 @@ pub mod trainer;
 pub mod variables;
 mod yaml;
 
+pub use bucket::BucketAddress;
 pub use event::{Event, EventKind, OomRecord, Phase};
 pub use exit::{PipeExit, TrainerExit};
 pub use inspection::Inspection;

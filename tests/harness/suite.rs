@@ -28,6 +28,12 @@ pub enum Needs {
     Python,
     /// The packages of tests/mlflow.txt.
     Mlflow,
+    /// The packages of tests/moto.txt.
+    Moto,
+    /// The same, and the daemon.
+    MotoAndDocker,
+    /// The same without the daemon, and to be root.
+    MotoAndRoot,
     /// The packages of tests/wandb.txt.
     Wandb,
     /// The packages of tests/optuna.txt.
@@ -70,6 +76,11 @@ impl Needs {
             Self::Mlflow => {
                 (!mlflow().join("complete").is_file()).then_some("target/mlflow is not there; make mlflow fetches it")
             }
+            Self::Moto => {
+                (!moto().join("complete").is_file()).then_some("target/moto is not there; make moto fetches it")
+            }
+            Self::MotoAndDocker => Self::Moto.missing().or(Self::Docker.missing()),
+            Self::MotoAndRoot => Self::Moto.missing().or(Self::Root.missing()),
             Self::Optuna => {
                 (!optuna(5).join("complete").is_file()).then_some("target/optuna5 is not there; make optuna fetches it")
             }
@@ -112,6 +123,7 @@ impl Needs {
             Self::Docker26 => Some("PIPE_REQUIRE_DOCKER26"),
             Self::Slurm | Self::SlurmAndDocker => Some("PIPE_REQUIRE_SLURM"),
             Self::Transformers => Some("PIPE_REQUIRE_TRANSFORMERS"),
+            Self::Moto | Self::MotoAndDocker | Self::MotoAndRoot => None,
             Self::Ext4 | Self::Mlflow | Self::Wandb | Self::Optuna | Self::Optuna4 | Self::Python => None,
         }
     }
@@ -159,6 +171,11 @@ fn python() -> bool {
 /// Where the packages of tests/mlflow.txt lie.
 pub fn mlflow() -> PathBuf {
     repository().join("target/mlflow")
+}
+
+/// Where the packages of tests/moto.txt lie.
+pub fn moto() -> PathBuf {
+    repository().join("target/moto")
 }
 
 /// Where the packages of tests/wandb.txt lie.

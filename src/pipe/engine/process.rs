@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use async_trait::async_trait;
 use futures_util::FutureExt;
 use pipe_spec::Device;
+use pipe_spec::bucket::SECRET_VARIABLES;
 use pipe_spec::lock::Program;
 use pipe_spec::pipeline::{Container, Gpus, Image};
 use pipe_spec::run::{JobFolder, LogPosition};
@@ -190,6 +191,10 @@ impl Engine for ProcessEngine {
             .process_group(0);
         let is_trainer = launch.program == JobProgram::Trainer;
         if is_trainer {
+            // What it reads was fetched for it.
+            for name in SECRET_VARIABLES.iter().filter(|name| !launch.env.contains_key(**name)) {
+                command.env_remove(name);
+            }
             command.env(LEASE_VARIABLE, LEASE_ON_STDIN).stdin(Stdio::piped());
         }
         // A value that the pipeline itself sets is kept.
