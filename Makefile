@@ -3,7 +3,7 @@ CARGO ?= cargo
 PIPE = target/debug/pipe
 TRAINER = target/debug/pipe-trainer
 
-.PHONY: build optimised wheel hatchling release demo demo-gpu test test-all test-packages test-programs test-docs test-storm test-kernels test-transformers storm install dist lint bench bench-gpu e2e strangers libtorch minilm mlflow wandb nvrtc optuna optuna4 python clean
+.PHONY: build optimised wheel hatchling release demo demo-gpu test test-all test-packages test-programs test-docs test-storm test-kernels test-transformers storm install dist lint bench bench-gpu e2e strangers libtorch minilm mlflow moto wandb nvrtc optuna optuna4 python clean
 
 # Compiled fast, for the demo and the tests: the profile `dev` of Cargo.toml, in target/debug.
 build: libtorch
@@ -26,6 +26,10 @@ minilm:
 # A tracking server, a reader of event files and a client of the hub, from PyPI by name, once. Tests that need them are skipped where they cannot be fetched.
 mlflow:
 	-tests/fetch-packages tests/mlflow.txt target/mlflow "MLflow and TensorBoard (40 MB, once)"
+
+# A server that speaks the protocol of S3, from PyPI by name, once. Tests that need it are skipped where it cannot be fetched.
+moto:
+	-tests/fetch-packages tests/moto.txt target/moto "moto (81 MB, once)"
 
 # The program that uploads offline runs of Weights & Biases, from PyPI by name, once. Tests that need it are skipped where it cannot be fetched.
 wandb:
@@ -83,7 +87,7 @@ strangers: build
 	tests/fetch-packages tests/strangers.txt target/strangers "data of scikit-learn and vega_datasets, writers of Excel and Parquet (90 MB, once)"
 	PYTHONPATH=target/strangers python3 tests/strangers.py --bin target/debug
 
-test-packages: minilm mlflow wandb nvrtc optuna hatchling
+test-packages: minilm mlflow moto wandb nvrtc optuna hatchling
 
 # Without the jobs of make: cargo counts processors itself.
 test-programs: libtorch

@@ -3,6 +3,8 @@
 
 #[path = "runner/bad_input.rs"]
 mod bad_input;
+#[path = "runner/buckets.rs"]
+mod buckets;
 #[path = "runner/ci.rs"]
 mod ci;
 #[path = "runner/commands.rs"]
@@ -88,6 +90,7 @@ use std::process::ExitCode;
 fn main() -> ExitCode {
     let mut suite = harness::Suite::default();
     bad_input::tests(&mut suite);
+    buckets::tests(&mut suite);
     tokenizers::tests(&mut suite);
     data_files::tests(&mut suite);
     output::tests(&mut suite);

@@ -2,6 +2,8 @@
 
 #[path = "training/adapters.rs"]
 mod adapters;
+#[path = "training/buckets.rs"]
+mod buckets;
 #[path = "training/check_data.rs"]
 mod check_data;
 #[path = "training/checkpoints.rs"]
@@ -82,6 +84,7 @@ fn main() -> ExitCode {
     hybrid::tests(&mut suite);
     inputs::tests(&mut suite);
     adapters::tests(&mut suite);
+    buckets::tests(&mut suite);
     preferences::tests(&mut suite);
     check_data::tests(&mut suite);
     data_files::tests(&mut suite);

@@ -4,6 +4,7 @@
 //! tensors, command lines or async.
 
 mod attempt;
+pub mod bucket;
 pub mod evaluation;
 pub mod event;
 pub mod exit;
@@ -22,6 +23,7 @@ mod yaml;
 /// The version of libtorch that the trainer is made for and linked with.
 pub const LIBTORCH: &str = "2.11.0";
 
+pub use bucket::BucketAddress;
 pub use event::{Event, EventKind, OomRecord, Phase};
 pub use exit::{PipeExit, TrainerExit};
 pub use lock::Lock;

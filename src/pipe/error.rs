@@ -76,16 +76,40 @@ errors! {
         ["{what} is not in the hub cache {cache}, or is incomplete there, and {variable} forbids downloads",
          cache = cache.display()]
         hint ["unset {variable}, or download it where there is a network: {command}"];
-    WrongContent { file: String, repository: String, expected: String, found: String } => Unavailable,
-        ["{file} of {repository} does not match the hash of the hub: expected {expected}, found {found}; it was \
+    WrongContent { of: &'static str, file: String, repository: String, expected: String, found: String } => Unavailable,
+        ["{file} of {repository} does not match the hash of {of}: expected {expected}, found {found}; it was \
           removed"]
         hint ["try again; if it happens again, a proxy or a mirror in HF_ENDPOINT changes the files"];
     HubCache { path: PathBuf, source: io::Error } => Unexpected,
         ["cannot write {path} of the hub cache: {source}", path = path.display()]
-        hint ["make it writable, or choose another folder with HF_HUB_CACHE"];
+        hint ["make it writable, or choose another folder with HF_HUB_CACHE (for buckets PIPE_CACHE)"];
     NoSpace { folder: PathBuf, needed: String, free: String } => Unexpected,
         ["{needed} have to be fetched into the hub cache {folder}, but only {free} are free", folder = folder.display()]
-        hint ["free some space, or choose another folder with HF_HUB_CACHE; the finished part of the download is kept"];
+        hint ["free some space, or choose another folder with HF_HUB_CACHE (for buckets PIPE_CACHE); the finished part \
+          of the download is kept"];
+    Bucket { reason: String } => Unavailable,
+        ["{reason}"]
+        hint ["try again later: what was transferred is kept; behind a proxy set HTTPS_PROXY"];
+    BucketRefused { reason: String } => Invalid,
+        ["{reason}"];
+    NoBucketRun { address: String } => Usage,
+        ["there is no run in {address}"]
+        hint ["its last part is the id of a run, as in s3://bucket/prefix/RUN"];
+    RunIsHere { id: String, folder: PathBuf, is_newest: bool } => Usage,
+        ["the run {id} is here already, {}: {folder}", run_age(*is_newest), folder = folder.display()]
+        hint ["{}", run_here_hint(id, *is_newest)];
+    RunHeld { id: String, host: String, pid: u32, seconds: u64 } => Unexpected,
+        ["the run {id} is still running on the host {host}, as process {pid}: it wrote to the bucket {seconds} s ago"]
+        hint ["stop it there; if {host} is down, the run counts as free two minutes after its last sign of life"];
+    RunMoved { id: String, address: String } => Unexpected,
+        ["the run {id} was continued on another machine: {address} is newer than the folder here"]
+        hint ["`pipe rm {id}` and `pipe resume {address}` bring it here"];
+    NotCopied { id: String, address: String, reason: String } => Unavailable,
+        ["the run is not wholly in {address}: {reason}"]
+        hint ["it is whole on this machine; `pipe resume {id}` sends the rest"];
+    NoRunSpace { folder: PathBuf, needed: String, free: String } => Unexpected,
+        ["{needed} have to be fetched into {folder}, but only {free} are free", folder = folder.display()]
+        hint ["free some space, or choose another folder for runs with PIPE_RUNS"];
     Data { path: PathBuf, message: String } => Invalid,
         ["{path}: {message}", path = path.display()];
     NoRoom { path: PathBuf, folder: PathBuf, needed: Option<u64>, free: u64 } => Invalid,
@@ -407,7 +431,7 @@ impl Error {
             // The last lines of the job's log are in it.
             Self::TrainingFailed { reason, .. } | Self::CommandFailed { reason } => tells_of_machine(reason),
             Self::Engine { refused, .. } => !refused,
-            Self::NoRoom { .. } | Self::NoSpace { .. } | Self::Hub { .. } => true,
+            Self::NoRoom { .. } | Self::NoSpace { .. } | Self::Hub { .. } | Self::Bucket { .. } => true,
             Self::NoEngine { .. } | Self::EngineLost { .. } | Self::JobStays { .. } | Self::CutOff { .. } => true,
             Self::NoGpu { .. } | Self::UncountedGpus | Self::NoTrainer { .. } => true,
             Self::NoQueue { .. } | Self::Journal { .. } | Self::Ledger { .. } => true,
@@ -451,6 +475,17 @@ fn command_failure(reason: &str) -> String {
 fn rows_hint(message: &str) -> Option<String> {
     let is_column = message.contains("no field ") || message.contains("no column");
     is_column.then(|| "--field ROLE=COLUMN names the column that feeds a role, such as --field text=review".to_owned())
+}
+
+fn run_age(is_newest: bool) -> &'static str {
+    if is_newest { "and not older than in the bucket" } else { "and older than in the bucket" }
+}
+
+fn run_here_hint(id: &str, is_newest: bool) -> String {
+    match is_newest {
+        true => format!("`pipe resume {id}` continues it"),
+        false => format!("remove it with `pipe rm {id}`, or choose another folder for runs with PIPE_RUNS"),
+    }
 }
 
 fn needed_text(bytes: Option<u64>) -> String {

@@ -3,6 +3,7 @@
 // Text for people goes through `report`, which makes control characters visible.
 #![deny(clippy::print_stderr, clippy::print_stdout)]
 
+mod bucket;
 mod cli;
 mod command;
 mod engine;

@@ -4,6 +4,8 @@ pub mod answer;
 pub mod ci;
 pub mod daemons;
 pub mod folder;
+#[allow(dead_code)] // Each test program has tests with other needs.
+pub mod moto;
 pub mod running;
 pub mod suite;
 pub mod tmpfs;

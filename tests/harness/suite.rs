@@ -34,6 +34,12 @@ pub enum Needs {
     PythonPackages,
     /// The packages of tests/mlflow.txt.
     Mlflow,
+    /// The packages of tests/moto.txt.
+    Moto,
+    /// The same, and the daemon.
+    MotoAndDocker,
+    /// The same without the daemon, and to be root.
+    MotoAndRoot,
     /// The packages of tests/wandb.txt.
     Wandb,
     /// The packages of tests/optuna.txt.
@@ -79,6 +85,11 @@ impl Needs {
             Self::Mlflow => {
                 (!mlflow().join("complete").is_file()).then_some("target/mlflow is not there; make mlflow fetches it")
             }
+            Self::Moto => {
+                (!moto().join("complete").is_file()).then_some("target/moto is not there; make moto fetches it")
+            }
+            Self::MotoAndDocker => Self::Moto.missing().or(Self::Docker.missing()),
+            Self::MotoAndRoot => Self::Moto.missing().or(Self::Root.missing()),
             Self::Optuna => {
                 (!optuna(5).join("complete").is_file()).then_some("target/optuna5 is not there; make optuna fetches it")
             }
@@ -135,7 +146,10 @@ impl Needs {
             | Self::Optuna
             | Self::Optuna4
             | Self::Python
-            | Self::PythonPackages => None,
+            | Self::PythonPackages
+            | Self::Moto
+            | Self::MotoAndDocker
+            | Self::MotoAndRoot => None,
         }
     }
 }
@@ -182,6 +196,11 @@ fn python() -> bool {
 /// Where the packages of tests/mlflow.txt lie.
 pub fn mlflow() -> PathBuf {
     repository().join("target/mlflow")
+}
+
+/// Where the packages of tests/moto.txt lie.
+pub fn moto() -> PathBuf {
+    repository().join("target/moto")
 }
 
 /// Where the packages of tests/wandb.txt lie.

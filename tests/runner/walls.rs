@@ -19,6 +19,7 @@ const DEPENDENCIES: &[(&str, &[&str])] = &[
     ("clap", &["pipe/cli", "pipe-trainer/cli"]),
     ("clap_complete", &["pipe/cli"]),
     ("clap_mangen", &["pipe/cli"]),
+    ("object_store", &["pipe/bucket"]),
     ("tch", &["pipe-trainer"]),
     ("torch_sys", &["pipe-trainer"]),
     ("tokio", &["pipe"]),

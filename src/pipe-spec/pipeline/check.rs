@@ -12,6 +12,7 @@ use super::{
     MetricsFormat, Model, Mount, OnOom, PLACEHOLDERS, PROMPT, Pipeline, PipelineFile, Problems, Ranks, Reduce, Task,
     Track, Train, TrainFile, Training, Work, WorkKind, schema,
 };
+use crate::bucket::BucketAddress;
 use crate::variables::{self, Variables};
 use crate::yaml::{Node, Structure};
 
@@ -187,6 +188,9 @@ impl Check<'_> {
         if file.adapter.is_none() && file.save.merge {
             self.problem("save.merge", "only with an `adapter`; leave it out");
         }
+        if let Some(to) = file.save.to.as_deref().filter(|to| BucketAddress::parse(to).is_none()) {
+            self.problem("save.to", format!("found {to:?}; allowed: {}", BucketAddress::ALLOWED));
+        }
         if file.data.is_none() {
             self.problem("data", "missing; give at least data.train");
         }
@@ -197,6 +201,10 @@ impl Check<'_> {
 
     /// Checks that nothing is given that is for trainings.
     fn keys_of_a_command(&mut self, file: &PipelineFile) {
+        if self.tree.find("save.to").is_some() {
+            let why = "not for a command, whose files pipe cannot know to be whole; let the command itself upload them";
+            self.problem("save.to", why);
+        }
         for section in self.given(&["model", "adapter", "data", "evaluate", "save"]) {
             self.problem(section, format!("give `{section}` or `command`, not both: a command does this itself"));
         }

@@ -14,8 +14,8 @@ use super::task::{IGNORED_COLUMNS, Task};
 #[serde(deny_unknown_fields)]
 pub struct Data {
     /// .jsonl, .json, .csv, .tsv, .txt, .conll (also with .gz or .zst behind), .parquet, .xlsx, .safetensors (what of these depends on the
-    /// task), a folder of them, or a list; relative to the working directory. On the hub: hf://datasets/owner/name/path, where the path may be
-    /// a file, a folder or a pattern.
+    /// task), a folder of them, or a list; relative to the working directory. On the hub: hf://datasets/owner/name/path, in a bucket:
+    /// s3://bucket/path (gs://, az://), where the path may be a file, a folder or a pattern.
     pub train: Paths,
     /// Evaluation data, named as `train` is.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -254,6 +254,9 @@ impl<'a> Draft<'a> {
                 );
             }
         }
+        if self.tree().find("save.to").is_some() {
+            problem("save.to", "not within `steps`: only a pipeline of one training is copied to a bucket".to_owned());
+        }
         for (line, key_path, found) in references(&self.tree()) {
             let mut problem = |message: String| problems.push(line, &format!("{path}.{key_path}"), message);
             let OutputRef { stage, output } = &found;

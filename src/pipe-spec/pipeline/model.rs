@@ -16,8 +16,8 @@ pub struct Model {
     /// text-classification. `preference`, for a decoder model: the better of two answers (DPO).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub task: Option<ModelTask>,
-    /// A folder in Hugging Face layout, or a hub id (owner/name, owner/name@revision), which is fetched where the hub cache
-    /// does not have it.
+    /// A folder in Hugging Face layout, also in a bucket (s3://bucket/folder), or a hub id (owner/name, owner/name@revision);
+    /// fetched where the cache does not have it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub from: Option<String>,
     /// Instead of `from`: train from scratch, keys as in the model's config.json.

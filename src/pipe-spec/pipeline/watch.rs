@@ -104,11 +104,16 @@ pub struct Save {
     /// With an `adapter`: whether `model/` is the model with the adapter in its weights, instead of the adapter alone.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub merge: bool,
+    /// A bucket, such as s3://bucket/runs (gs://, az://), that gets a copy of the run while it trains; `pipe resume
+    /// s3://bucket/runs/RUN` continues it on any machine. Not within `steps` or a study.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub to: Option<String>,
 }
 
 impl Default for Save {
     fn default() -> Self {
-        Self { every: 500, keep: NonZeroU32::new(3).expect("3 is not zero"), best: None, export: true, merge: false }
+        let keep = NonZeroU32::new(3).expect("3 is not zero");
+        Self { every: 500, keep, best: None, export: true, merge: false, to: None }
     }
 }
 

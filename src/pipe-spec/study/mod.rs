@@ -230,6 +230,12 @@ fn base(file: &StudyFile, tree: &Node, read: impl FnOnce(&str) -> Result<String,
             "a pipeline of several steps cannot be searched; name one with a model or a command".to_owned(),
         ));
     }
+    if base.find("save.to").is_some() {
+        return Err(problem(
+            "save.to is not for a study, whose trials stay on this machine; train the best one again with `pipe run`"
+                .to_owned(),
+        ));
+    }
     Ok(base)
 }
 

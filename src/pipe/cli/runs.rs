@@ -132,7 +132,7 @@ pub struct StopArgs {
 
 #[derive(Args)]
 pub struct ResumeArgs {
-    /// An id, the beginning of an id, or latest
+    /// An id, the beginning of an id, latest, or a copy in a bucket: s3://bucket/prefix/RUN
     #[arg(default_value = "latest")]
     run: String,
     /// Replace a value that does not change the training result: container.memory=24g (can be repeated)

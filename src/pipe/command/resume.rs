@@ -1,11 +1,13 @@
-//! `pipe resume`: continues a run from its last checkpoint.
+//! `pipe resume`: continues a run from its last checkpoint, here or from the copy in a bucket.
 
 use pipe_spec::Status;
+use pipe_spec::bucket::BucketAddress;
 use pipe_spec::pipeline::WorkKind;
 
 use super::{print_detached, print_found, runtime};
+use crate::bucket::restore::restore;
 use crate::error::Error;
-use crate::execute::{children, resume};
+use crate::execute::{children, copy_finished, resume};
 use crate::input::load;
 use crate::report::compare::{changeable_settings, may_change};
 use crate::report::{Output, Reporter, print};
@@ -23,12 +25,23 @@ pub struct ResumeOptions {
 const OF_STUDIES: [&str; 1] = ["budget"];
 
 pub fn run(options: &ResumeOptions) -> Result<(), Error> {
-    let found = run::find(&options.run)?;
+    let restored = match BucketAddress::is_meant(&options.run) {
+        true => {
+            let progress = Reporter::new(options.output).fetch_progress();
+            Some(restore(&options.run, &run::runs_folder(), &load::variables(), &progress)?)
+        }
+        false => None,
+    };
+    let found = run::find(restored.as_ref().unwrap_or(&options.run))?;
     let is_study = found.state.work() == WorkKind::Study;
     // A study that has spent its budget may be given more.
     if found.state.status == Status::Finished && (!is_study || options.set.is_empty()) {
         print(&format!("run {} has finished: {}", found.state.id, found.folder));
-        return Ok(());
+        load::enter_folder(&found.state.cwd)?;
+        return runtime()?.block_on(async {
+            let mut interrupts = Interrupts::listen()?;
+            copy_finished(&found, &mut Reporter::new(options.output), &mut interrupts).await
+        });
     }
     options
         .set

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use async_trait::async_trait;
 use futures_util::FutureExt;
 use pipe_spec::Device;
+use pipe_spec::bucket::SECRET_VARIABLES;
 use pipe_spec::lock::Program;
 use pipe_spec::pipeline::{Container, Gpus, Image};
 use pipe_spec::run::{JobFolder, LogPosition};
@@ -192,6 +193,10 @@ impl Engine for ProcessEngine {
         if is_trainer {
             image::check_libtorch()?;
             command.envs(image::trainer_variable(launch.env.get("LD_LIBRARY_PATH").map(String::as_str)));
+            // What it reads was fetched for it.
+            for name in SECRET_VARIABLES.iter().filter(|name| !launch.env.contains_key(**name)) {
+                command.env_remove(name);
+            }
             command.env(LEASE_VARIABLE, LEASE_ON_STDIN).stdin(Stdio::piped());
         }
         // A value that the pipeline itself sets is kept.

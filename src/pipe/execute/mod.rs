@@ -15,10 +15,11 @@ use launch::{environment, template};
 use pipe_spec::pipeline::{EngineRequest, WorkKind};
 use pipe_spec::{Outcome, Status};
 use single::StartMode;
-use single::driver::{Driver, FoundBatch};
+use single::driver::{Driver, FoundBatch, finish_mirror, mirror_address};
 use stages::StagesDriver;
 use study::StudyDriver;
 
+use crate::bucket::mirror::Mirror;
 use crate::engine::{Engine, registry};
 use crate::error::Error;
 use crate::input::hub::HubAccess;
@@ -27,7 +28,7 @@ use crate::report::compare::{changeable_settings, may_change, paths_that_differ}
 use crate::report::{Reporter, outlive_stdout};
 use crate::run::{Listed, Run, lock};
 use crate::system::files::{self, write_whole};
-use crate::system::interrupt::Interrupts;
+use crate::system::interrupt::{self, Interrupts};
 
 /// The work of a run, loaded and checked.
 pub enum Plan<'a> {
@@ -130,6 +131,18 @@ async fn resume_study(
     }
     let engine = registry::choose(Some(&run.state.engine), &engine_request_of(&parsed), reporter).await?;
     drive(run, Plan::Study { parsed: &parsed, engine }, StartMode::Continue, reporter, interrupts).await
+}
+
+/// Copies what is missing of a run that has finished to the bucket of its pipeline, where it names one.
+pub async fn copy_finished(found: &Listed, reporter: &mut Reporter, interrupts: &mut Interrupts) -> Result<(), Error> {
+    let variables = load::variables();
+    let text = files::read_own_text(&found.folder().resolved()).unwrap_or_default();
+    let pipeline = registry::parse_pipeline(&text, &[], &variables).ok();
+    let Some(to) = pipeline.as_ref().and_then(mirror_address) else { return Ok(()) };
+    let (id, folder) = (found.state.id.clone(), found.folder());
+    let start = move || Mirror::start(&to, &id, &folder, &variables);
+    let mirror = interrupt::run_interruptibly(interrupts, start).await?;
+    finish_mirror(&mirror, &found.state.id, reporter, interrupts).await
 }
 
 /// The demands of a study's trials on their engine.

@@ -135,7 +135,9 @@ pub fn list() -> Result<Vec<Listed>, Error> {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
         Err(source) => return Err(Error::Read { path: runs, source }),
     };
-    let mut found: Vec<Listed> = entries.flatten().filter_map(|entry| Listed::read(&entry.path())).collect();
+    // A name with a dot is that of a run which is still being fetched.
+    let entries = entries.flatten().filter(|entry| !entry.file_name().as_encoded_bytes().starts_with(b"."));
+    let mut found: Vec<Listed> = entries.filter_map(|entry| Listed::read(&entry.path())).collect();
     found.sort_by(|a, b| b.state.created.total_cmp(&a.state.created));
     Ok(found)
 }

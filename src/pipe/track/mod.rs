@@ -92,6 +92,10 @@ impl Listeners {
         (listeners, missing)
     }
 
+    pub fn add(&mut self, listener: Box<dyn Listener>) {
+        self.all.push(listener);
+    }
+
     /// Sends the notice to every listener and returns warnings. At the end of a run it waits shortly for deliveries.
     pub fn notify(&mut self, notice: &Notice<'_>) -> Vec<String> {
         let mut lost = Vec::new();

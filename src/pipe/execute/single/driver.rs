@@ -1,14 +1,17 @@
 //! Runs one run from its state on disk to its end: engine, image, lock, card, attempts, report.
 
 use std::collections::BTreeSet;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use pipe_spec::bucket::BucketAddress;
 use pipe_spec::event::Fitted;
 use pipe_spec::lock::Program;
-use pipe_spec::pipeline::Gpus;
+use pipe_spec::pipeline::{Gpus, Pipeline};
+use pipe_spec::text::human_bytes;
 use pipe_spec::{Device, Job, Status};
 
 use super::{StartMode, Supervisor, warn};
+use crate::bucket::mirror::Mirror;
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::execute::launch::environment;
@@ -23,7 +26,7 @@ use crate::report::{Reporter, html};
 use crate::run::lock::{self, Difference, Effect};
 use crate::run::{self, Record, Run};
 use crate::system::files::{write_json, write_whole};
-use crate::system::interrupt::Interrupts;
+use crate::system::interrupt::{self, Interrupts};
 use crate::track::{Listeners, Notice};
 
 /// The largest batch that a search has found, and the ranks that share a step.
@@ -74,14 +77,43 @@ impl<'a> Driver<'a> {
             Listeners::from_pipeline(&self.loaded.pipeline, &self.run.folder, &self.loaded.variables);
         self.listeners = listeners;
         warn(self.reporter, missing);
+        let mirror = match self.start_mirror().await {
+            Ok(mirror) => mirror,
+            Err(error) => {
+                let is_new = self.start_mode == StartMode::New && !matches!(error, Error::Interrupted);
+                let saved = if is_new { self.remove_folder() } else { self.end(Some(&error)) };
+                return saved.and(Err(error));
+            }
+        };
         warn(self.reporter, self.listeners.notify(&Notice::RunStarted(&self.run.state)));
         let result = self.on(engine, Job::Train).await.map(drop);
         let saved = match result.as_ref().err() {
             // Its error says all that there is to know.
-            Some(error) if self.start_mode == StartMode::New && self.failed_on_input(error) => self.discard(error),
+            Some(error) if self.start_mode == StartMode::New && self.failed_on_input(error) => {
+                mirror.iter().for_each(Mirror::discard);
+                self.discard(error)
+            }
             error => self.end(error),
         };
-        result.and(saved)
+        let copied = match mirror {
+            Some(mirror) => finish_mirror(&mirror, &self.run.state.id, self.reporter, self.interrupts).await,
+            None => Ok(()),
+        };
+        if let (Err(_), Err(error)) = (&result, &copied) {
+            self.reporter.note(&format!("warning: {error}"));
+        }
+        result.and(saved).and(copied)
+    }
+
+    /// Starts to copy the run to the bucket of `save.to`.
+    async fn start_mirror(&mut self) -> Result<Option<Mirror>, Error> {
+        let Some(to) = mirror_address(&self.loaded.pipeline) else { return Ok(None) };
+        let (id, folder, known) = (self.run.state.id.clone(), self.run.folder.clone(), self.loaded.variables.clone());
+        let start = move || Mirror::start(&to, &id, &folder, &known);
+        let mirror = interrupt::run_interruptibly(self.interrupts, start).await?;
+        self.listeners.add(mirror.listener());
+        self.reporter.note(&format!("copying the run to {}", mirror.address));
+        Ok(Some(mirror))
     }
 
     /// Whether the trainer refused its input before it started to train.
@@ -369,6 +401,48 @@ impl<'a> Driver<'a> {
         }
     }
 }
+
+/// The bucket that a pipeline names for copies of its run.
+pub fn mirror_address(pipeline: &Pipeline) -> Option<BucketAddress> {
+    BucketAddress::parse(pipeline.training()?.save.to.as_deref()?)
+}
+
+/// Waits until all of a run that is over is in its bucket, or until a person does not want to wait.
+pub async fn finish_mirror(
+    mirror: &Mirror,
+    id: &str,
+    reporter: &Reporter,
+    interrupts: &mut Interrupts,
+) -> Result<(), Error> {
+    mirror.finish();
+    let not_copied =
+        |reason: String| Error::NotCopied { id: id.to_owned(), address: mirror.address.to_string(), reason };
+    let began = Instant::now();
+    let mut is_told = false;
+    loop {
+        if let Some(how) = mirror.ended() {
+            if how.is_ok() && is_told {
+                reporter.note(&format!("the run is in {}", mirror.address));
+            }
+            return how.map_err(not_copied);
+        }
+        if began.elapsed() > Duration::from_secs(1) && !is_told {
+            is_told = true;
+            let left = match mirror.left() {
+                0 => String::new(),
+                left => format!(" ({})", human_bytes(left)),
+            };
+            reporter.note(&format!("copying the rest{left} to {}; Ctrl-C stops waiting for it", mirror.address));
+        }
+        tokio::select! {
+            () = tokio::time::sleep(MIRROR_INTERVAL) => {}
+            _ = interrupts.next() => return Err(not_copied("it was not waited for".to_owned())),
+        }
+    }
+}
+
+/// How often the end of the copying is looked for.
+const MIRROR_INTERVAL: Duration = Duration::from_millis(100);
 
 /// The inputs that must not change when a run is resumed.
 const INPUTS: [&str; 4] = ["data.train", "data.eval", "tokenizer", "model"];

@@ -1,13 +1,14 @@
 //! How a pipeline names a repository of the hub: `owner/name@revision`, `hf://datasets/owner/name@revision/path`; and the
-//! names that the hub and its cache have for it.
+//! names that the hub and its cache have for it. A folder of a bucket is such a repository too: `s3://bucket/folder`.
 //!
 //! The environment variables of the hub's own tools: cache, endpoint and token.
 
 use std::path::PathBuf;
 
 use pipe_spec::Variables;
+use pipe_spec::bucket::{BucketAddress, Scheme};
 
-use crate::system::files::absolute;
+use crate::system::files::{Pattern, absolute};
 
 const DATASETS: &str = "hf://datasets/";
 const DEFAULT_REVISION: &str = "main";
@@ -15,10 +16,13 @@ const DEFAULT_REVISION: &str = "main";
 /// A repository of models or of data, at a branch, tag or commit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Address {
-    /// `owner/name`.
+    /// `owner/name`, or the address of a folder of a bucket.
     pub id: String,
+    /// In a bucket, the objects that are meant: a name, a folder or a pattern; all of a model.
     pub revision: String,
     pub is_data: bool,
+    /// Where it is no repository of the hub.
+    pub bucket: Option<BucketAddress>,
 }
 
 /// Files of a repository of data: a file, a pattern such as `data/train-*.parquet`, or a folder; the empty path is all of it.
@@ -29,9 +33,15 @@ pub struct DataAddress {
 }
 
 impl Address {
-    /// `owner/name` or `owner/name@revision`, of a model. Nothing for any other text, which is the path of a folder.
+    /// `owner/name`, `owner/name@revision` or a folder of a bucket, of a model. Nothing for any other text, which is the path of a
+    /// folder.
     pub fn of_model(text: &str) -> Option<Self> {
-        Self::parse(text, false)
+        let of_bucket = || BucketAddress::parse(text).map(|folder| Self::of_bucket(folder, String::new(), false));
+        Self::parse(text, false).or_else(of_bucket)
+    }
+
+    fn of_bucket(folder: BucketAddress, revision: String, is_data: bool) -> Self {
+        Self { id: folder.to_string(), revision, is_data, bucket: Some(folder) }
     }
 
     fn parse(text: &str, is_data: bool) -> Option<Self> {
@@ -41,16 +51,20 @@ impl Address {
             id: id.to_owned(),
             revision: revision.to_owned(),
             is_data,
+            bucket: None,
         })
     }
 
-    /// The path of the repository on the hub's site: `owner/name`, `datasets/owner/name`.
+    /// The path of the repository on the hub's site: `owner/name`, `datasets/owner/name`; or the folder of a bucket.
     pub fn name(&self) -> String {
-        if self.is_data { format!("datasets/{}", self.id) } else { self.id.clone() }
+        if self.is_data && self.bucket.is_none() { format!("datasets/{}", self.id) } else { self.id.clone() }
     }
 
     /// The folder of the repository in a cache: `models--owner--name`.
     pub fn folder_name(&self) -> String {
+        if let Some(folder) = &self.bucket {
+            return format!("{}--{}--{}", folder.scheme.name(), folder.bucket, short_hash(&self.id));
+        }
         format!("{}--{}", self.group(), self.id.replace('/', "--"))
     }
 
@@ -68,15 +82,39 @@ impl Address {
         if self.is_data { "data set" } else { "model" }
     }
 
-    /// The command that fetches it with the hub's own tool.
+    /// The command that fetches it into the cache.
     pub fn download_command(&self) -> String {
-        format!("hf download {}{}", if self.is_data { "--repo-type dataset " } else { "" }, self.id)
+        match &self.bucket {
+            None => format!("hf download {}{}", if self.is_data { "--repo-type dataset " } else { "" }, self.id),
+            Some(_) => "`pipe run`, into the same PIPE_CACHE".to_owned(),
+        }
     }
+
+    /// The command that fetches all of it into a folder.
+    pub fn copy_command(&self) -> String {
+        match self.bucket.as_ref().map(|folder| folder.scheme) {
+            None => format!("{} --local-dir DIR", self.download_command()),
+            Some(Scheme::S3) => format!("aws s3 sync {} DIR", self.id),
+            Some(Scheme::Gs) => format!("gcloud storage rsync -r {} DIR", self.id),
+            Some(Scheme::Az) => "azcopy copy --recursive".to_owned(),
+        }
+    }
+
+    /// The name of a file for what is known of the revision.
+    pub fn reference_name(&self) -> String {
+        if self.bucket.is_some() { short_hash(&self.revision) } else { self.revision.clone() }
+    }
+}
+
+fn short_hash(text: &str) -> String {
+    blake3::hash(text.as_bytes()).to_hex()[..16].to_owned()
 }
 
 impl std::fmt::Display for Address {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self.revision.as_str() {
+            "" => f.write_str(&self.id),
+            revision if self.bucket.is_some() => write!(f, "{}/{revision}", self.id.trim_end_matches('/')),
             DEFAULT_REVISION => f.write_str(&self.id),
             revision => write!(f, "{}@{revision}", self.id),
         }
@@ -84,13 +122,34 @@ impl std::fmt::Display for Address {
 }
 
 impl DataAddress {
-    /// Whether `text` begins as the address of data on the hub does.
+    /// Whether `text` begins as the address of data on the hub or in a bucket does.
     pub fn is_meant(text: &str) -> bool {
-        text.starts_with("hf://")
+        text.starts_with("hf://") || BucketAddress::is_meant(text)
+    }
+
+    /// The forms that are allowed where `text` is meant as one of them.
+    pub fn allowed(text: &str) -> &'static str {
+        match BucketAddress::is_meant(text) {
+            true => BucketAddress::ALLOWED,
+            false => "hf://datasets/owner/name/path or hf://datasets/owner/name@revision/path, without variables",
+        }
+    }
+
+    /// The folder before the last part, or before the first pattern, and what is meant in it.
+    fn of_bucket(text: &str) -> Option<Self> {
+        let address = BucketAddress::parse(text)?;
+        let parts: Vec<&str> = address.path.split('/').collect();
+        let is_plain = |part: &&&str| !Pattern::is_meant(part);
+        let length = parts.iter().take_while(is_plain).count().min(parts.len() - 1);
+        let (folder, path) = (address.at(&parts[..length].join("/")), parts[length..].join("/"));
+        Some(Self { repository: Address::of_bucket(folder, path.clone(), true), path })
     }
 
     /// `hf://datasets/owner/name[@revision][/path]`. A slash in the revision is written as `%2F`.
     pub fn parse(text: &str) -> Option<Self> {
+        if BucketAddress::is_meant(text) {
+            return Self::of_bucket(text);
+        }
         let rest = text.strip_prefix(DATASETS)?;
         let (owner, rest) = rest.split_once('/')?;
         let (name, path) = rest.split_once('/').unwrap_or((rest, ""));
@@ -246,8 +305,28 @@ mod tests {
     }
 
     #[test]
+    fn folders_of_buckets() {
+        let cases = [
+            ("s3://data/a/b/train.jsonl", "s3://data/a/b", "train.jsonl"),
+            ("s3://data/a/b/", "s3://data/a", "b"),
+            ("s3://data/train.jsonl", "s3://data", "train.jsonl"),
+            ("s3://data", "s3://data", ""),
+            ("gs://data/a/**/t-*.csv", "gs://data/a", "**/t-*.csv"),
+            ("az://data/t-?.csv", "az://data", "t-?.csv"),
+        ];
+        for (text, folder, path) in cases {
+            let found = DataAddress::parse(text).unwrap();
+            assert_eq!((found.repository.name().as_str(), found.path.as_str()), (folder, path), "{text}");
+            assert_eq!(found.repository.to_string(), text.trim_end_matches('/'));
+        }
+        let name = |text: &str| DataAddress::parse(text).unwrap().repository.folder_name();
+        assert!(name("s3://data/a/b").starts_with("s3--data--") && name("s3://data/a/b") != name("s3://data/a-b/c"));
+        assert_eq!(DataAddress::parse("s3://data/${X}"), None);
+    }
+
+    #[test]
     fn addresses_are_written_as_they_are_read() {
-        for text in ["a/b", "a/b@v1"] {
+        for text in ["a/b", "a/b@v1", "s3://data/models/t5"] {
             assert_eq!(Address::of_model(text).unwrap().to_string(), text);
         }
     }

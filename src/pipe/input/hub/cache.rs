@@ -1,4 +1,4 @@
-//! The hub's cache on this machine, in the layout of `huggingface_hub`, so that each finds what the other fetched:
+//! The hub's cache on this machine, and that of buckets, in the layout of `huggingface_hub`, so that each finds what the other fetched:
 //! ```text
 //! models--owner--name/
 //!   refs/main                        the commit that the branch named when it was fetched
@@ -9,7 +9,7 @@
 //!
 //! The files of a repository at one commit, as the hub lists them. A commit never changes, so its list is kept.
 //!
-//! The hash by which the hub names the content of a file.
+//! The hash by which the hub names the content of a file, or the ETag of an object.
 
 use std::fmt::Write;
 use std::fs::{File, TryLockError};
@@ -17,21 +17,24 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use md5::Md5;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
+use pipe_spec::bucket::BucketAddress;
 use serde::{Deserialize, Serialize};
 use sha1::Sha1;
 use sha2::{Digest, Sha256};
 
 use super::address::{Address, is_commit, is_hex, is_inside};
-use super::client::{Client, Failure, failure};
+use super::client::{Failure, Remote, failure};
+use crate::bucket::{Bucket, Object};
 use crate::error::Error;
 use crate::system::digests::cache_folder;
-use crate::system::files::write_whole;
+use crate::system::files::{Pattern, write_whole};
 
 /// How often to try a lock that another process holds.
 const LOCK_POLL: Duration = Duration::from_millis(100);
 
-#[derive(Clone)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cache {
     pub folder: PathBuf,
 }
@@ -53,7 +56,7 @@ impl Cache {
 
     /// The commit that a revision named when it was fetched.
     pub fn commit(&self, address: &Address) -> Option<String> {
-        if is_commit(&address.revision) {
+        if address.bucket.is_none() && is_commit(&address.revision) {
             return Some(address.revision.clone());
         }
         let commit = std::fs::read_to_string(self.reference(address)).ok()?;
@@ -74,7 +77,7 @@ impl Cache {
     }
 
     fn reference(&self, address: &Address) -> PathBuf {
-        self.repository(address).join("refs").join(&address.revision)
+        self.repository(address).join("refs").join(address.reference_name())
     }
 
     /// Makes a blob that is whole a file of a commit.
@@ -154,6 +157,9 @@ struct Sibling {
     #[serde(rename = "blobId")]
     blob_id: Option<String>,
     lfs: Option<Lfs>,
+    /// That of an object of a bucket; empty where the service has none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    etag: Option<String>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -174,9 +180,13 @@ pub struct RemoteFile {
 
 impl Listing {
     /// Asks the hub for the files at `revision`.
-    pub fn ask(client: &Client, address: &Address, revision: &str) -> Result<Self, Failure> {
+    pub fn ask(remote: &Remote, address: &Address, revision: &str) -> Result<Self, Failure> {
+        let client = match remote {
+            Remote::Hub(client) => client,
+            Remote::Bucket(bucket) => return Self::ask_bucket(bucket, address),
+        };
         let path = format!("api/{}?blobs=true", address.api_path(revision));
-        let body = client.text(&path).map_err(|error| failure(error, client, address, None))?;
+        let body = client.text(&path).map_err(|error| failure(error, remote, address, None))?;
         let unusable = || Error::Hub { host: client.host(), reason: format!("its list of {address} cannot be read") };
         let mut listing: Self = serde_json::from_slice(&body).map_err(|_| unusable())?;
         if !is_commit(&listing.commit) {
@@ -184,6 +194,51 @@ impl Listing {
         }
         // A name from the hub becomes a path on this machine.
         listing.siblings.retain(|sibling| is_inside(&sibling.rfilename));
+        listing.keep(address);
+        Ok(listing)
+    }
+
+    /// The objects of a bucket that are meant. Their names, sizes and ETags together have the place of a commit.
+    fn ask_bucket(bucket: &Bucket, address: &Address) -> Result<Self, Failure> {
+        let folder = address.bucket.as_ref().expect("an address of a bucket");
+        let mut objects = Vec::new();
+        let path = folder.join(&address.revision);
+        if Pattern::is_meant(&address.revision) {
+            let (first, rest) = address.revision.split_once('/').map_or((address.revision.as_str(), ""), |parts| parts);
+            let begins = first.split(['*', '?']).next().unwrap_or_default();
+            let is_deep = !rest.is_empty() || first.contains("**");
+            let pattern = Pattern::new(&address.revision);
+            let found = bucket.list(&folder.join(begins), is_deep, None)?;
+            let matches = |object: &Object| below(folder, &object.path).is_some_and(|name| pattern.matches(name));
+            objects.extend(found.into_iter().filter(matches));
+        } else {
+            if !address.revision.is_empty() {
+                let found = match bucket.list(&path, false, Some(1)) {
+                    Ok(found) => found.into_iter().find(|object| object.path == path),
+                    // Who may not list a bucket may still read an object of it.
+                    Err(failure) => Some(bucket.find(&path).ok().flatten().ok_or(failure)?),
+                };
+                objects.extend(found);
+            }
+            if objects.is_empty() {
+                let within = folder.join(&address.revision);
+                let within = if within.is_empty() { within } else { format!("{}/", within.trim_end_matches('/')) };
+                objects = bucket.list(&within, false, None)?;
+            }
+        }
+        let sibling = |object: Object| {
+            let rfilename = below(folder, &object.path)?.to_owned();
+            let etag = Some(object.etag.unwrap_or_default().trim_matches('"').to_owned());
+            Some(Sibling { rfilename, size: Some(object.size), blob_id: None, lfs: None, etag })
+        };
+        let mut siblings: Vec<Sibling> = objects.into_iter().filter_map(sibling).collect();
+        siblings.retain(|sibling| is_inside(&sibling.rfilename));
+        siblings.sort_by(|one, other| one.rfilename.cmp(&other.rfilename));
+        let mut hasher = blake3::Hasher::new();
+        for Sibling { rfilename, size, etag, .. } in &siblings {
+            hasher.update(format!("{rfilename}\0{size:?}\0{etag:?}\n").as_bytes());
+        }
+        let listing = Self { commit: hasher.finalize().to_hex()[..40].to_owned(), siblings };
         listing.keep(address);
         Ok(listing)
     }
@@ -213,13 +268,16 @@ impl Listing {
     }
 
     /// Size and hash of a file: from the list, or where that has none by a question for this file.
-    pub fn file(&self, client: &Client, address: &Address, name: &str) -> Result<RemoteFile, Failure> {
+    pub fn file(&self, remote: &Remote, address: &Address, name: &str) -> Result<RemoteFile, Failure> {
         let sibling = self.siblings.iter().find(|sibling| sibling.rfilename == name);
         if let Some(file) = sibling.and_then(Sibling::file) {
             return Ok(file);
         }
+        let Remote::Hub(client) = remote else {
+            return Err(Failure::Named(format!("{address} has no file {name:?}")));
+        };
         let path = resolve_path(address, &self.commit, name);
-        let headers = client.head(&path).map_err(|error| failure(error, client, address, Some(name)))?;
+        let headers = client.head(&path).map_err(|error| failure(error, remote, address, Some(name)))?;
         let header = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
         let size = header("x-linked-size").or_else(|| header("content-length")).and_then(|size| size.parse().ok());
         let hash = header("x-linked-etag").or_else(|| header("etag")).and_then(ContentHash::parse);
@@ -236,6 +294,10 @@ impl Listing {
 
 impl Sibling {
     fn file(&self) -> Option<RemoteFile> {
+        if let (Some(etag), Some(size)) = (&self.etag, self.size) {
+            let hash = ContentHash::of_object(&self.rfilename, size, etag);
+            return Some(RemoteFile { name: self.rfilename.clone(), size, hash });
+        }
         let lfs = self.lfs.as_ref();
         let hash = match lfs {
             Some(lfs) => lfs.sha256.as_deref().or(lfs.oid.as_deref()),
@@ -246,8 +308,19 @@ impl Sibling {
     }
 }
 
-/// Where a file is fetched from, below the endpoint.
+/// The name of an object below a folder of its bucket.
+fn below<'a>(folder: &BucketAddress, path: &'a str) -> Option<&'a str> {
+    match folder.path.as_str() {
+        "" => Some(path),
+        folder => path.strip_prefix(folder)?.strip_prefix('/'),
+    }
+}
+
+/// Where a file is fetched from, below the endpoint; or in a bucket.
 pub fn resolve_path(address: &Address, commit: &str, name: &str) -> String {
+    if let Some(folder) = &address.bucket {
+        return folder.join(name);
+    }
     format!("{}/resolve/{commit}/{}", address.name(), utf8_percent_encode(name, ESCAPED))
 }
 
@@ -257,23 +330,47 @@ fn listing_path(address: &Address, commit: &str) -> Option<PathBuf> {
 
 /// The hub's name for a content, and that of its file in the cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ContentHash(String);
+pub struct ContentHash {
+    name: String,
+    /// That of an object of a bucket.
+    etag: Option<String>,
+}
 
 impl ContentHash {
     /// Reads an ETag, `blobId` or `lfs.sha256`: 64 hexadecimal digits are SHA-256 (large files, Git LFS), 40 are SHA-1 as
     /// git computes it (all others). Nothing for any other text, which could not be checked.
     pub fn parse(text: &str) -> Option<Self> {
         let text = text.trim().trim_start_matches("W/").trim_matches('"');
-        (matches!(text.len(), 40 | 64) && is_hex(text)).then(|| Self(text.to_owned()))
+        (matches!(text.len(), 40 | 64) && is_hex(text)).then(|| Self { name: text.to_owned(), etag: None })
+    }
+
+    /// One state of an object of a bucket.
+    fn of_object(name: &str, size: u64, etag: &str) -> Self {
+        let hash = blake3::hash(format!("{name}\0{size}\0{etag}").as_bytes());
+        Self { name: hash.to_hex().to_string(), etag: Some(etag.to_owned()) }
+    }
+
+    /// The ETag, to fetch this state of an object and no other.
+    pub fn etag(&self) -> Option<&str> {
+        self.etag.as_deref().filter(|etag| !etag.is_empty())
+    }
+
+    /// Whether a content with the hash `found` is this one. Not every ETag is a hash.
+    pub fn is(&self, found: Option<&str>) -> bool {
+        found.is_none_or(|found| found == self.etag.as_ref().unwrap_or(&self.name))
     }
 
     pub fn as_str(&self) -> &str {
-        &self.0
+        &self.name
     }
 
     /// Computes the same kind of hash, of a content of `size` bytes.
     pub fn hasher(&self, size: u64) -> Hasher {
-        match self.0.len() {
+        if let Some(etag) = &self.etag {
+            let is_md5 = etag.len() == 32 && is_hex(etag);
+            return if is_md5 { Hasher::Md5(Md5::new()) } else { Hasher::None };
+        }
+        match self.name.len() {
             64 => Hasher::Sha256(Sha256::new()),
             _ => Hasher::Git(Sha1::new_with_prefix(format!("blob {size}\0"))),
         }
@@ -283,6 +380,10 @@ impl ContentHash {
 pub enum Hasher {
     Sha256(Sha256),
     Git(Sha1),
+    /// The ETag of an object that was written at once, and is not encrypted with a key of its own.
+    Md5(Md5),
+    /// Nothing is known of the content but its size.
+    None,
 }
 
 impl Hasher {
@@ -290,15 +391,23 @@ impl Hasher {
         match self {
             Self::Sha256(hasher) => hasher.update(bytes),
             Self::Git(hasher) => hasher.update(bytes),
+            Self::Md5(hasher) => hasher.update(bytes),
+            Self::None => {}
         }
     }
 
-    pub fn finish(self) -> ContentHash {
+    pub fn is_none(&self) -> bool {
+        matches!(self, Self::None)
+    }
+
+    pub fn finish(self) -> Option<String> {
         let bytes = match self {
+            Self::None => return None,
+            Self::Md5(hasher) => hasher.finalize().to_vec(),
             Self::Sha256(hasher) => hasher.finalize().to_vec(),
             Self::Git(hasher) => hasher.finalize().to_vec(),
         };
-        ContentHash(bytes.iter().fold(String::new(), |mut text, byte| {
+        Some(bytes.iter().fold(String::new(), |mut text, byte| {
             write!(text, "{byte:02x}").expect("a String takes all that is written");
             text
         }))
@@ -320,8 +429,24 @@ mod content_tests {
             let mut hasher = want.hasher(5);
             hasher.update(b"hel");
             hasher.update(b"lo");
-            assert_eq!(hasher.finish(), want);
+            assert_eq!(hasher.finish().as_deref(), Some(want.as_str()));
         }
+    }
+
+    #[test]
+    fn etags_are_checked_where_they_are_hashes() {
+        let object = |etag: &str| ContentHash::of_object("a", 5, etag);
+        // `printf hello | md5sum`.
+        for (etag, is_checked) in
+            [("5d41402abc4b2a76b9719d911017c592", true), ("5d41402abc4b2a76b9719d911017c592-2", false), ("", false)]
+        {
+            let mut hasher = object(etag).hasher(5);
+            hasher.update(b"hello");
+            let found = hasher.finish();
+            assert_eq!((found.is_some(), object(etag).is(found.as_deref())), (is_checked, true), "{etag}");
+        }
+        assert!(!object(&"a".repeat(32)).is(Some(&"b".repeat(32))));
+        assert_ne!(object("x").as_str(), ContentHash::of_object("b", 5, "x").as_str());
     }
 
     #[test]

@@ -12,6 +12,7 @@ use ureq::tls::TlsConfig;
 use ureq::{Agent, Body};
 
 use super::address::{Address, Settings, Token};
+use crate::bucket::{self, Bucket};
 use crate::error::Error;
 use crate::system::http;
 
@@ -24,6 +25,12 @@ const ANSWER_BYTES: u64 = 256 << 20;
 /// The longest wait that the hub may ask for.
 const LONGEST_WAIT: Duration = Duration::from_secs(300);
 
+impl std::fmt::Debug for Client {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Client({})", self.host())
+    }
+}
+
 pub struct Client {
     agent: Agent,
     endpoint: String,
@@ -33,6 +40,8 @@ pub struct Client {
 /// Why a request failed.
 #[derive(Debug)]
 pub enum RequestError {
+    /// The refusal of a bucket; another try would not change it.
+    Bucket(bucket::Failure),
     /// It may succeed later, after the given time if the hub sent one.
     Transient {
         reason: String,
@@ -226,6 +235,41 @@ fn join(address: &str, location: &str) -> Option<String> {
     Some(format!("{}://{}{location}", uri.scheme_str()?, uri.authority()?))
 }
 
+/// Where files are fetched from: the hub, or a bucket, which is a source like it.
+#[derive(Debug)]
+pub enum Remote {
+    Hub(Client),
+    Bucket(Bucket),
+}
+
+/// The content of a file, as it comes.
+pub struct Opened {
+    /// Whether it begins where it was asked to; otherwise it is the whole file.
+    pub continues: bool,
+    /// Whether the hash that is known is not that of the content.
+    pub is_unhashed: bool,
+    pub body: Box<dyn Read>,
+}
+
+impl Remote {
+    /// The content of a file from byte `from` on, if it still has this ETag.
+    pub fn open(&self, path: &str, etag: Option<&str>, from: u64) -> Result<Opened, RequestError> {
+        match self {
+            Self::Hub(client) => {
+                let (continues, body) = client.open(path, from)?;
+                Ok(Opened { continues, is_unhashed: false, body: Box::new(body) })
+            }
+            Self::Bucket(bucket) => {
+                let body = bucket.get(path, from, etag).map_err(|failure| match failure {
+                    bucket::Failure::Unavailable(reason) => RequestError::Transient { reason, after: None },
+                    failure => RequestError::Bucket(failure),
+                })?;
+                Ok(Opened { continues: true, is_unhashed: body.is_encrypted, body: Box::new(body) })
+            }
+        }
+    }
+}
+
 /// Why something cannot be read from the hub.
 #[derive(Debug)]
 pub enum Failure {
@@ -233,6 +277,15 @@ pub enum Failure {
     Named(String),
     /// Not the pipeline's fault.
     Error(Error),
+}
+
+impl From<bucket::Failure> for Failure {
+    fn from(failure: bucket::Failure) -> Self {
+        match failure {
+            bucket::Failure::Unavailable(reason) => Self::Error(Error::Bucket { reason }),
+            failure => Self::Named(failure.said().to_owned()),
+        }
+    }
 }
 
 impl From<Error> for Failure {
@@ -252,10 +305,22 @@ pub struct Refusal {
 }
 
 /// The failure of a request for `file` of a repository, or for the repository itself.
-pub fn failure(error: RequestError, client: &Client, address: &Address, file: Option<&str>) -> Failure {
-    match error {
-        RequestError::Transient { reason, .. } | RequestError::Unusable(reason) => unavailable(client, &reason),
-        RequestError::Refused(refusal) => refused_file(&refusal, client, address, file),
+pub fn failure(error: RequestError, remote: &Remote, address: &Address, file: Option<&str>) -> Failure {
+    match (error, remote) {
+        (RequestError::Bucket(bucket::Failure::Changed(said)), _) => {
+            Failure::Named(format!("{said} since {address} was read; a new `pipe run` takes it as it is now"))
+        }
+        (RequestError::Bucket(failure), _) => failure.into(),
+        (RequestError::Transient { reason, .. } | RequestError::Unusable(reason), Remote::Hub(client)) => {
+            unavailable(client, &reason)
+        }
+        (RequestError::Transient { reason, .. } | RequestError::Unusable(reason), Remote::Bucket(_)) => {
+            Failure::Error(Error::Bucket { reason: format!("{address}: {reason}") })
+        }
+        (RequestError::Refused(refusal), Remote::Hub(client)) => refused_file(&refusal, client, address, file),
+        (RequestError::Refused(refusal), Remote::Bucket(_)) => {
+            Failure::Named(format!("{address}: it answered {}", refusal.status))
+        }
     }
 }
 

@@ -1,5 +1,6 @@
 //! Models and data sets of the Hugging Face hub, in the cache that its own tools fill; files that are missing there are
-//! downloaded.
+//! downloaded. Folders of buckets are repositories too, in a cache of pipe's own: the ETags of their objects together have the place
+//! of a commit.
 //!
 //! The crate `hf-hub` is not used: it neither checks hashes, nor continues what an earlier process left, nor knows
 //! HF_HUB_OFFLINE, nor says why the hub refuses something. So `client` asks (with `ureq`), `listing` reads the files of a
@@ -12,21 +13,23 @@ mod cache;
 mod client;
 mod transfer;
 
-use std::cell::OnceCell;
+use std::cell::RefCell;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use address::Settings;
 use cache::{Cache, Listing};
-use client::Client;
+use client::{Client, Remote};
 use pipe_spec::Variables;
 use pipe_spec::lock::LockedRepository;
 use pipe_spec::model_folder::{CONFIG, OPTIONAL, tokenizer_set};
 use pipe_spec::pipeline::Arch;
 
+use crate::bucket::Bucket;
 use crate::error::Error;
 use crate::report::FetchProgress;
-use crate::system::digests::Weights;
-use crate::system::files::Pattern;
+use crate::system::digests::{Weights, cache_folder};
+use crate::system::files::{Pattern, absolute};
 
 pub use address::{Address, DataAddress};
 pub use client::Failure;
@@ -42,7 +45,8 @@ impl Hub {
     /// The files that a path of a data set means, in the order of their names; in a folder, those that `accepts` takes.
     pub fn data(&self, data: &DataAddress, accepts: impl Fn(&Path) -> bool) -> Result<FoundData, Failure> {
         let address = &data.repository;
-        let has = |commit: &str, name: &str| self.cache.snapshot(address, commit).join(name).is_file();
+        let cache = self.cache_of(address);
+        let has = |commit: &str, name: &str| cache.snapshot(address, commit).join(name).is_file();
         if let Some(commit) = self.commit(address) {
             let kept = Listing::kept(address, &commit).and_then(|listing| expand(&listing, &data.path, &accepts));
             // A file needs no list.
@@ -51,16 +55,19 @@ impl Hub {
                 return Ok(FoundData { snapshot: self.snapshot(address, &commit), names });
             }
         }
-        let client = self.client(address)?;
-        let listing = self.listing(client, address)?;
+        let remote = self.remote(address)?;
+        let listing = self.listing(&remote, address)?;
         let names = expand(&listing, &data.path, &accepts).ok_or_else(|| {
-            Failure::Named(format!(
-                "the data set {address} has no file, and no folder with data, that is {:?}",
-                data.path
-            ))
+            Failure::Named(match &address.bucket {
+                Some(_) => format!("there is no object {address}, and no folder of it with data"),
+                None => {
+                    let path = &data.path;
+                    format!("the data set {address} has no file, and no folder with data, that is {path:?}")
+                }
+            })
         })?;
         let mut snapshot = self.snapshot(address, &listing.commit);
-        snapshot.missing = self.missing(client, address, &listing, &names)?;
+        snapshot.missing = self.missing(&remote, address, &listing, &names)?;
         Ok(FoundData { snapshot, names })
     }
 }
@@ -93,41 +100,41 @@ impl Hub {
         if let Some(commit) = known.as_ref().filter(|commit| self.has_model(address, commit, arch, tokenizer)) {
             return Ok(FoundModel { snapshot: self.snapshot(address, commit), unfetched_tokenizer: None });
         }
-        let (client, listing) = self.with_config(address)?;
+        let (remote, listing) = self.with_config(address)?;
         let mut snapshot = self.snapshot(address, &listing.commit);
-        let mut names = self.weights(client, address, &listing, &snapshot)?;
+        let mut names = self.weights(&remote, address, &listing, &snapshot)?;
         let set = tokenizer_set(arch, |name| listing.has(name)).filter(|_| tokenizer).unwrap_or_default();
         names.extend(set.iter().chain(&OPTIONAL).filter(|name| listing.has(name)).map(|name| (*name).to_owned()));
-        snapshot.missing = self.missing(client, address, &listing, &names)?;
+        snapshot.missing = self.missing(&remote, address, &listing, &names)?;
         let unfetched_tokenizer = set.first().copied().filter(|name| snapshot.is_missing(name));
         Ok(FoundModel { snapshot, unfetched_tokenizer })
     }
 
     /// The folder that has a model's config.json, and need have nothing else.
     pub fn config(&self, address: &Address) -> Result<PathBuf, Failure> {
-        let folder = self.commit(address).map(|commit| self.cache.snapshot(address, &commit));
+        let folder = self.commit(address).map(|commit| self.cache_of(address).snapshot(address, &commit));
         if let Some(folder) = folder.filter(|folder| folder.join(CONFIG).is_file()) {
             return Ok(folder);
         }
         let (_, listing) = self.with_config(address)?;
-        Ok(self.cache.snapshot(address, &listing.commit))
+        Ok(self.cache_of(address).snapshot(address, &listing.commit))
     }
 
     /// The files that the hub has, after config.json was put into the cache.
-    fn with_config(&self, address: &Address) -> Result<(&Client, Listing), Failure> {
-        let client = self.client(address)?;
-        let listing = self.listing(client, address)?;
+    fn with_config(&self, address: &Address) -> Result<(Arc<Remote>, Listing), Failure> {
+        let remote = self.remote(address)?;
+        let listing = self.listing(&remote, address)?;
         if !listing.has(CONFIG) {
             let message = format!("{address} has no {CONFIG}; it must be a model in the layout of transformers");
             return Err(Failure::Named(message));
         }
-        self.fetch_now(client, address, &listing, CONFIG)?;
-        Ok((client, listing))
+        self.fetch_now(&remote, address, &listing, CONFIG)?;
+        Ok((remote, listing))
     }
 
     /// Whether the cache has all of a model that is needed.
     fn has_model(&self, address: &Address, commit: &str, arch: Arch, tokenizer: bool) -> bool {
-        let folder = self.cache.snapshot(address, commit);
+        let folder = self.cache_of(address).snapshot(address, commit);
         let has = |name: &str| folder.join(name).is_file();
         let weights = || Weights::find(has).and_then(|weights| weights.files(&folder));
         let is_whole = || weights().is_some_and(|names| names.iter().all(|name| has(name)));
@@ -138,7 +145,7 @@ impl Hub {
     /// The names of the files that hold the weights. Those of an index only where they are to be fetched.
     fn weights(
         &self,
-        client: &Client,
+        remote: &Arc<Remote>,
         address: &Address,
         listing: &Listing,
         snapshot: &Snapshot,
@@ -150,7 +157,7 @@ impl Hub {
             if self.access != HubAccess::Fetch {
                 return Ok(vec![found.name().to_owned()]);
             }
-            self.fetch_now(client, address, listing, found.name())?;
+            self.fetch_now(remote, address, listing, found.name())?;
         }
         let names = found.files(&snapshot.folder());
         names.filter(|names| names.iter().all(|name| listing.has(name))).ok_or_else(|| {
@@ -172,8 +179,12 @@ pub enum HubAccess {
 
 pub struct Hub {
     settings: Settings,
+    known: Variables,
     cache: Cache,
-    client: OnceCell<Client>,
+    /// That of the objects of buckets.
+    buckets: Cache,
+    /// The hub and the buckets that were asked, by their names.
+    remotes: RefCell<Vec<(String, Arc<Remote>)>>,
     access: HubAccess,
     /// The commits that a run began with.
     pins: Vec<LockedRepository>,
@@ -208,7 +219,14 @@ impl Hub {
     pub fn new(known: &Variables, access: HubAccess, pins: &[LockedRepository], progress: FetchProgress) -> Self {
         let settings = Settings::read(known);
         let cache = Cache { folder: settings.cache.clone() };
-        Self { settings, cache, client: OnceCell::new(), access, pins: pins.to_vec(), progress }
+        let own = cache_folder().map_or_else(|| settings.cache.clone(), |folder| absolute(&folder));
+        let buckets = Cache { folder: own.join("buckets") };
+        let (known, remotes) = (known.clone(), RefCell::default());
+        Self { settings, known, cache, buckets, remotes, access, pins: pins.to_vec(), progress }
+    }
+
+    fn cache_of(&self, address: &Address) -> &Cache {
+        if address.bucket.is_some() { &self.buckets } else { &self.cache }
     }
 
     pub fn access(&self) -> HubAccess {
@@ -218,14 +236,18 @@ impl Hub {
     fn snapshot(&self, address: &Address, commit: &str) -> Snapshot {
         let locked =
             LockedRepository { name: address.name(), revision: address.revision.clone(), commit: commit.to_owned() };
-        let repository = self.cache.repository(address);
+        let cache = self.cache_of(address);
+        let repository = cache.repository(address);
         let path = Path::new("snapshots").join(commit);
-        Snapshot { cache: self.cache.folder.clone(), repository, path, locked, missing: Vec::new() }
+        Snapshot { cache: cache.folder.clone(), repository, path, locked, missing: Vec::new() }
     }
 
-    /// The commit that a run began with, or that the cache knows for the revision.
+    /// The commit that a run began with, or that the cache knows for the revision. Objects of a bucket may change at any time: a new run
+    /// asks for them.
     fn commit(&self, address: &Address) -> Option<String> {
-        self.pin(address).map(str::to_owned).or_else(|| self.cache.commit(address))
+        let asks = address.bucket.is_some() && self.access != HubAccess::CacheOnly && self.settings.offline.is_none();
+        let cached = || self.cache_of(address).commit(address).filter(|_| !asks);
+        self.pin(address).map(str::to_owned).or_else(cached)
     }
 
     fn pin(&self, address: &Address) -> Option<&str> {
@@ -236,29 +258,42 @@ impl Hub {
 
     /// The files that the hub has at the commit that is known for the revision; without one, or where the hub no longer has that
     /// commit, at the one that the revision names now. So all that a pipeline names of a revision is of one commit.
-    fn listing(&self, client: &Client, address: &Address) -> Result<Listing, Failure> {
+    fn listing(&self, remote: &Remote, address: &Address) -> Result<Listing, Failure> {
         if let Some(commit) = self.commit(address) {
-            let listing = Listing::kept(address, &commit).map_or_else(|| Listing::ask(client, address, &commit), Ok);
+            let listing = Listing::kept(address, &commit).map_or_else(|| Listing::ask(remote, address, &commit), Ok);
             match listing {
                 Err(Failure::Named(_)) if self.pin(address).is_none() => {}
+                Ok(listing) if listing.commit != commit && address.bucket.is_some() => {
+                    return Err(Failure::Named(format!(
+                        "{address} has changed since the run started; restore it, or start a new run with `pipe run`"
+                    )));
+                }
                 listing => return listing,
             }
         }
-        let listing = Listing::ask(client, address, &address.revision)?;
-        self.cache.set_commit(address, &listing.commit)?;
+        let listing = Listing::ask(remote, address, &address.revision)?;
+        let cache = self.cache_of(address);
+        if address.bucket.is_some() && cache.commit(address).is_some_and(|before| before != listing.commit) {
+            self.progress.note(&format!("{address} has changed since it was last fetched"));
+        }
+        cache.set_commit(address, &listing.commit)?;
         Ok(listing)
     }
 
     /// Prints the commits that a run uses.
     pub fn announce(&self, repositories: &[LockedRepository]) {
-        for LockedRepository { name, commit, .. } in repositories {
-            self.progress.note(&format!("hub: {name} at commit {}", &commit[..commit.len().min(12)]));
+        for LockedRepository { name, revision, commit } in repositories {
+            let short = &commit[..commit.len().min(12)];
+            self.progress.note(&match name.contains("://") {
+                true => format!("bucket: {} as of {short}", format!("{name}/{revision}").trim_end_matches('/')),
+                false => format!("hub: {name} at commit {short}"),
+            });
         }
     }
 
-    /// The client for files that the cache does not have.
-    fn client(&self, address: &Address) -> Result<&Client, Failure> {
-        let cache = self.cache.folder.clone();
+    /// Where files come from that the cache does not have.
+    fn remote(&self, address: &Address) -> Result<Arc<Remote>, Failure> {
+        let cache = self.cache_of(address).folder.clone();
         if self.access == HubAccess::CacheOnly {
             return Err(Failure::Named(format!("{address} is not in the hub cache {}", cache.display())));
         }
@@ -266,6 +301,17 @@ impl Hub {
             let command = address.download_command();
             return Err(Error::HubOffline { what: address.to_string(), cache, variable, command }.into());
         }
-        Ok(self.client.get_or_init(|| Client::new(&self.settings)))
+        let bucket = address.bucket.as_ref().map(|folder| folder.at(""));
+        let name = bucket.as_ref().map(ToString::to_string).unwrap_or_default();
+        let mut remotes = self.remotes.borrow_mut();
+        if let Some((_, remote)) = remotes.iter().find(|(known, _)| *known == name) {
+            return Ok(remote.clone());
+        }
+        let remote = Arc::new(match bucket {
+            Some(bucket) => Remote::Bucket(Bucket::open(&bucket, &self.known)?),
+            None => Remote::Hub(Client::new(&self.settings)),
+        });
+        remotes.push((name, remote.clone()));
+        Ok(remote)
     }
 }

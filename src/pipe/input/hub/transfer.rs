@@ -1,16 +1,16 @@
-//! One content on its way from the hub to the cache: resumed where it broke, checked against the hub's hash, and under its
-//! name in the cache only when it is whole.
+//! One content on its way from the hub or a bucket to the cache: resumed where it broke, checked against the hash that is known,
+//! and under its name in the cache only when it is whole.
 //!
-//! Several files on their way from the hub to the cache.
+//! Several files on their way to the cache.
 
 use std::fs::File;
 use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
 use super::cache::{Cache, ContentHash, Hasher, Listing, RemoteFile, cannot_write, make_parent, resolve_path};
-use super::client::{Client, Failure, RequestError, Retries, failure, no_space};
+use super::client::{Failure, Opened, Remote, RequestError, Retries, failure, no_space};
 use super::{Address, Hub};
 use crate::error::Error;
 use crate::report::FetchProgress;
@@ -18,9 +18,11 @@ use crate::system::files::{Space, nearest};
 
 const PIECE: usize = 256 << 10;
 
+/// A content without a hash is written to the disk after so many bytes. What lies before the last such mark of a part survives a
+/// power cut.
+const SYNCED: u64 = 64 << 20;
+
 pub struct Transfer<'a> {
-    pub client: &'a Client,
-    pub cache: &'a Cache,
     pub missing: &'a MissingFile,
     pub progress: &'a FetchProgress,
     /// Which of the files that are fetched together it is.
@@ -41,15 +43,15 @@ struct Partial {
 
 impl Transfer<'_> {
     pub fn run(&self) -> Result<(), Failure> {
-        let MissingFile { address, commit, file } = self.missing;
+        let MissingFile { cache, address, commit, file, .. } = self.missing;
         let waits = || self.progress.note(&format!("waiting: another process fetches {} of {address}", file.name));
-        let _lock = self.cache.lock(address, &file.hash, waits)?;
-        let blob = self.cache.blob(address, &file.hash);
+        let _lock = cache.lock(address, &file.hash, waits)?;
+        let blob = cache.blob(address, &file.hash);
         if !is_whole(&blob, file.size) {
             self.fetch(&blob)?;
         }
         self.progress.at(self.index, file.size);
-        Ok(self.cache.link(address, commit, &file.name, &file.hash)?)
+        Ok(cache.link(address, commit, &file.name, &file.hash)?)
     }
 
     fn fetch(&self, blob: &Path) -> Result<(), Failure> {
@@ -62,12 +64,12 @@ impl Transfer<'_> {
             self.receive(&mut partial)?;
             let path = partial.path.clone();
             let found = partial.finish()?;
-            if found == file.hash {
+            if file.hash.is(found.as_deref()) {
                 return Ok(std::fs::rename(&path, blob).map_err(|source| cannot_write(&path, source))?);
             }
             std::fs::remove_file(&path).map_err(|source| cannot_write(&path, source))?;
             if !is_resumed {
-                return Err(self.wrong(found.as_str()).into());
+                return Err(self.wrong(&found.unwrap_or_default()).into());
             }
             // A part that an earlier process left may have been damaged since.
             self.progress.note(&format!("{} did not match its hash; fetching it again from its beginning", file.name));
@@ -76,7 +78,7 @@ impl Transfer<'_> {
 
     /// Receives what is missing. A break is followed by another try, from where it broke.
     fn receive(&self, partial: &mut Partial) -> Result<(), Failure> {
-        let MissingFile { address, commit, file } = self.missing;
+        let MissingFile { remote, address, commit, file, .. } = self.missing;
         let path = resolve_path(address, commit, &file.name);
         let mut retries = Retries::of_transfers();
         while partial.size < file.size {
@@ -90,7 +92,7 @@ impl Transfer<'_> {
                 retries.reset();
             }
             let Some(wait) = retries.wait(&error) else {
-                return Err(failure(error, self.client, address, Some(&file.name)));
+                return Err(failure(error, remote, address, Some(&file.name)));
             };
             if let RequestError::Transient { reason, .. } = &error {
                 let (name, seconds) = (&file.name, wait.as_secs_f64());
@@ -103,7 +105,12 @@ impl Transfer<'_> {
 
     fn receive_some(&self, path: &str, partial: &mut Partial) -> Result<(), TransferError> {
         let whole = self.missing.file.size;
-        let (continues, mut body) = self.client.open(path, partial.size).map_err(TransferError::Request)?;
+        let MissingFile { remote, file, .. } = self.missing;
+        let opened = remote.open(path, file.hash.etag(), partial.size).map_err(TransferError::Request)?;
+        let Opened { continues, is_unhashed, mut body } = opened;
+        if is_unhashed {
+            partial.hasher = Hasher::None;
+        }
         if !continues {
             partial.clear(&self.missing.file.hash, whole)?;
         }
@@ -133,8 +140,10 @@ impl Transfer<'_> {
     }
 
     fn wrong(&self, found: &str) -> Error {
-        let MissingFile { address, file, .. } = self.missing;
+        let MissingFile { remote, address, file, .. } = self.missing;
+        let of = if matches!(**remote, Remote::Hub(_)) { "the hub" } else { "the bucket" };
         Error::WrongContent {
+            of,
             file: file.name.clone(),
             repository: address.to_string(),
             expected: file.hash.as_str().to_owned(),
@@ -165,6 +174,9 @@ impl Partial {
             file.set_len(0).map_err(fail)?;
         }
         let mut hasher = hash.hasher(whole);
+        if hasher.is_none() && length <= whole {
+            file.set_len(length.saturating_sub(1) / SYNCED * SYNCED).map_err(fail)?;
+        }
         let mut size = 0;
         let mut piece = vec![0; PIECE];
         loop {
@@ -186,7 +198,11 @@ impl Partial {
             _ => cannot_write(&self.path, source),
         })?;
         self.hasher.update(bytes);
+        let before = self.size;
         self.size += bytes.len() as u64;
+        if self.hasher.is_none() && before / SYNCED != self.size / SYNCED {
+            self.file.sync_data().map_err(|source| cannot_write(&self.path, source))?;
+        }
         Ok(())
     }
 
@@ -202,7 +218,7 @@ impl Partial {
         std::fs::remove_file(&self.path).ok();
     }
 
-    fn finish(self) -> Result<ContentHash, Error> {
+    fn finish(self) -> Result<Option<String>, Error> {
         self.file.sync_all().map_err(|source| cannot_write(&self.path, source))?;
         Ok(self.hasher.finish())
     }
@@ -226,6 +242,8 @@ const WORKERS: usize = 4;
 /// A file that is to be fetched.
 #[derive(Clone, Debug)]
 pub struct MissingFile {
+    pub(super) remote: Arc<Remote>,
+    pub(super) cache: Cache,
     pub(super) address: Address,
     pub(super) commit: String,
     pub(super) file: RemoteFile,
@@ -240,73 +258,75 @@ pub struct FetchError {
 impl Hub {
     /// Fetches files, several at a time. After a failure the next call continues.
     pub fn fetch(&self, missing: &[MissingFile]) -> Result<(), FetchError> {
-        let Some(client) = self.client.get().filter(|_| !missing.is_empty()) else { return Ok(()) };
+        if missing.is_empty() {
+            return Ok(());
+        }
         let done = |one: &MissingFile| {
-            let blob = self.cache.blob(&one.address, &one.file.hash);
+            let blob = one.cache.blob(&one.address, &one.file.hash);
             let length = |path: &Path| std::fs::metadata(path).map_or(0, |meta| meta.len());
             length(&blob).max(length(&incomplete(&blob))).min(one.file.size)
         };
         let sizes: Vec<(u64, u64)> = missing.iter().map(|one| (done(one), one.file.size)).collect();
-        let needed = sizes.iter().map(|(done, size)| size - done).sum();
-        self.check_space(needed).map_err(|error| FetchError { is_data: false, failure: error.into() })?;
+        for (cache, is_data) in [(&self.cache, false), (&self.buckets, true)] {
+            let own = missing.iter().zip(&sizes).filter(|(one, _)| one.cache == *cache);
+            let needed = own.map(|(_, (done, size))| size - done).sum();
+            check_space(cache, needed).map_err(|error| FetchError { is_data, failure: error.into() })?;
+        }
         let mut names: Vec<String> = missing.iter().map(|one| one.address.to_string()).collect();
         names.dedup();
         self.progress.begin(&names.join(", "), sizes);
-        let fetched = fetch_together(client, &self.cache, missing, &self.progress);
+        let fetched = fetch_together(missing, &self.progress);
         self.progress.end(fetched.is_ok());
         fetched
-    }
-
-    fn check_space(&self, needed: u64) -> Result<(), Error> {
-        match Space::at(nearest(&self.cache.folder)) {
-            Some(space) if space.free < needed => Err(no_space(&self.cache.folder, needed, space.free)),
-            _ => Ok(()),
-        }
     }
 
     /// A small file that decides what else is needed.
     pub(super) fn fetch_now(
         &self,
-        client: &Client,
+        remote: &Arc<Remote>,
         address: &Address,
         listing: &Listing,
         name: &str,
     ) -> Result<(), Failure> {
-        let missing = self.missing(client, address, listing, &[name.to_owned()])?;
-        fetch_together(client, &self.cache, &missing, &self.progress).map_err(|error| error.failure)
+        let missing = self.missing(remote, address, listing, &[name.to_owned()])?;
+        fetch_together(&missing, &self.progress).map_err(|error| error.failure)
     }
 
     /// Those of the files that the cache does not have.
     pub(super) fn missing(
         &self,
-        client: &Client,
+        remote: &Arc<Remote>,
         address: &Address,
         listing: &Listing,
         names: &[String],
     ) -> Result<Vec<MissingFile>, Failure> {
-        let folder = self.cache.snapshot(address, &listing.commit);
+        let cache = self.cache_of(address);
+        let folder = cache.snapshot(address, &listing.commit);
         let absent = names.iter().filter(|name| !folder.join(name).is_file());
         let missing = |name: &String| {
-            let file = listing.file(client, address, name)?;
-            Ok(MissingFile { address: address.clone(), commit: listing.commit.clone(), file })
+            let file = listing.file(remote, address, name)?;
+            let (remote, cache, commit) = (remote.clone(), cache.clone(), listing.commit.clone());
+            Ok(MissingFile { remote, cache, address: address.clone(), commit, file })
         };
         absent.map(missing).collect()
     }
 }
 
+fn check_space(cache: &Cache, needed: u64) -> Result<(), Error> {
+    match Space::at(nearest(&cache.folder)) {
+        Some(space) if space.free < needed => Err(no_space(&cache.folder, needed, space.free)),
+        _ => Ok(()),
+    }
+}
+
 /// The first failure ends the others, too.
-fn fetch_together(
-    client: &Client,
-    cache: &Cache,
-    missing: &[MissingFile],
-    progress: &FetchProgress,
-) -> Result<(), FetchError> {
+fn fetch_together(missing: &[MissingFile], progress: &FetchProgress) -> Result<(), FetchError> {
     let (next, stop, failed) = (AtomicUsize::new(0), AtomicBool::new(false), Mutex::new(None));
     let work = || {
         while !stop.load(Ordering::Relaxed) {
             let index = next.fetch_add(1, Ordering::Relaxed);
             let Some(missing) = missing.get(index) else { return };
-            if let Err(failure) = (Transfer { client, cache, missing, progress, index, stop: &stop }).run() {
+            if let Err(failure) = (Transfer { missing, progress, index, stop: &stop }).run() {
                 // Stop the others after this failure is stored, so that it stays the first.
                 let is_data = missing.address.is_data;
                 failed.lock().expect("no worker panics with it").get_or_insert(FetchError { is_data, failure });

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use pipe_data::{is_picture, list_pictures};
 use pipe_model::ConfigError;
 use pipe_model::adapter::Lora;
+use pipe_spec::bucket::BucketAddress;
 use pipe_spec::lock::LockedRepository;
 use pipe_spec::model_folder::{ADAPTER_CONFIG, ADAPTER_WEIGHTS, CONFIG};
 use pipe_spec::pipeline::{Adapter, Arch, Image, Paths, Pipeline, Problems, Task};
@@ -20,6 +21,7 @@ use remote::{Source, in_repository};
 use super::data_cache::{self, ColumnSelection, Format};
 use super::hub::{DataAddress, Failure, Hub, HubAccess, MissingFile, Snapshot};
 use super::{ADAPTER_FOLDER, Input, Inputs, Mount};
+use crate::bucket::Bucket;
 use crate::engine::EngineSockets;
 use crate::error::Error;
 use crate::system::digests::Weights;
@@ -63,6 +65,7 @@ impl Inputs {
         if reads_text && unfetched.is_none() && !is_lost && tokenizer_training.is_none() {
             tokenizer = finder.tokenizer(training, model.as_ref(), train.first());
         }
+        finder.save_to(training.save.to.as_deref());
         let columns = ColumnSelection::new(task, &training.data);
         finder.check_files("data.train", &train, &columns);
         finder.check_files("data.eval", &eval, &columns);
@@ -369,6 +372,17 @@ impl<'a> Finder<'a> {
             }
         }
         Some(folder)
+    }
+
+    /// Checks that the bucket of `save.to` is there, before anything is fetched or started.
+    fn save_to(&mut self, to: Option<&str>) {
+        let Some(to) = to.and_then(BucketAddress::parse).filter(|_| self.hub.access() != HubAccess::CacheOnly) else {
+            return;
+        };
+        let bucket = Bucket::open(&to, self.known);
+        if let Err(failure) = bucket.and_then(|bucket| bucket.list(&to.join(""), false, Some(1))) {
+            self.failed("save.to", failure.into());
+        }
     }
 
     /// Checks the files that the image is built from.

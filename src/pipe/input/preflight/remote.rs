@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use pipe_spec::bucket::BucketAddress;
 use pipe_spec::pipeline::Task;
 use pipe_spec::{Variables, variables};
 
@@ -28,6 +29,10 @@ pub enum Source {
 
 impl Source {
     pub fn find(from: &str, folder: &Path) -> Self {
+        if BucketAddress::is_meant(from) {
+            let found = || format!("found {from}; allowed: {}", BucketAddress::ALLOWED);
+            return Address::of_model(from).map_or_else(|| Self::Nothing(found()), Self::Hub);
+        }
         if folder.is_dir() {
             return Self::Folder;
         }
@@ -38,7 +43,7 @@ impl Source {
                 Self::Nothing(format!("no such folder: {from}; a hub id has no variables in it"))
             }
             None => Self::Nothing(format!(
-                "no such folder: {from}; give a folder in Hugging Face layout, or a hub id: owner/name or owner/name@revision"
+                "no such folder: {from}; give a folder in Hugging Face layout, a hub id: owner/name or owner/name@revision, or s3://bucket/folder"
             )),
         }
     }
@@ -48,8 +53,7 @@ impl Finder<'_> {
     /// The files of a data set of the hub.
     pub fn hub_data(&mut self, key: &str, text: &str, task: Task) -> Vec<Input> {
         let Some(address) = DataAddress::parse(text) else {
-            let allowed = "hf://datasets/owner/name/path or hf://datasets/owner/name@revision/path, without variables";
-            self.problem(key, format!("found {text}; allowed: {allowed}"));
+            self.problem(key, format!("found {text}; allowed: {}", DataAddress::allowed(text)));
             return Vec::new();
         };
         let found = match self.hub.data(&address, |name| belongs(name, task)) {
@@ -64,10 +68,11 @@ impl Finder<'_> {
                 let endings = task.endings().join(", .");
                 self.problem(key, format!("{}: allowed for {}: .{endings}", name.display(), task.name()));
             } else if task.reads_pictures() && names_pictures(name) {
-                let command = address.repository.download_command();
+                let command = address.repository.copy_command();
+                let place = if address.repository.bucket.is_some() { "a bucket" } else { "the hub" };
                 let message = format!(
-                    "{text}: pictures that a file names are not fetched from the hub; fetch all of it with `{command} \
-                     --local-dir DIR`, and name the file in DIR"
+                    "{text}: pictures that a file names are not fetched from {place}; fetch all of it with `{command}`, and \
+                     name the file in DIR"
                 );
                 self.problem(key, message);
             }

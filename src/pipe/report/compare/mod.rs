@@ -200,7 +200,7 @@ impl std::fmt::Display for AttemptResult {
 }
 
 /// The settings that may change when a run is resumed, besides the sections of engines. None of them changes the training result.
-const CHANGEABLE: [&str; 12] = [
+const CHANGEABLE: [&str; 13] = [
     "checkpoints",
     "container",
     "data.prefetch",
@@ -209,6 +209,7 @@ const CHANGEABLE: [&str; 12] = [
     "memory",
     "notify",
     "on_oom",
+    "save.to",
     "track",
     "train.rank_timeout",
     "train.ranks",

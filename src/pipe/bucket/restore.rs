@@ -1,0 +1,280 @@
+//! Brings a run from a bucket to this machine: records, the last whole checkpoint and the best, each checked against its hash.
+//! The next download uses the files of a broken one, and nothing lies in the folder of the runs before all of it is there.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use pipe_spec::bucket::BucketAddress;
+use pipe_spec::text::human_bytes;
+use pipe_spec::{Cause, Outcome, RunFolder, RunState, Status, Variables};
+
+use super::mirror::{Mark, RunCopy, StoredFile, piece_path};
+use super::{Bucket, Failure};
+use crate::error::Error;
+use crate::report::FetchProgress;
+use crate::system::files::{Space, absolute, write_json};
+
+const PIECE: usize = 256 << 10;
+
+/// Files that are fetched at the same time.
+const WORKERS: usize = 4;
+
+/// How often a broken transfer is tried again.
+const TRIES: u32 = 6;
+
+/// Takes over the run of this address, puts it into the folder `runs`, and returns its id. It is to be resumed then.
+pub fn restore(text: &str, runs: &Path, known: &Variables, progress: &FetchProgress) -> Result<String, Error> {
+    let absent = || Error::NoBucketRun { address: text.to_owned() };
+    let address = BucketAddress::parse(text).filter(|address| !address.path.is_empty()).ok_or_else(absent)?;
+    let id = address.parent().1.to_owned();
+    let mut copy = RunCopy::read(address, known)?;
+    if copy.version.is_none() {
+        return Err(absent());
+    }
+    let folder = RunFolder::new(absolute(runs).join(&id));
+    if folder.path().exists() {
+        let of = |mark: &Mark| mark.claim == copy.manifest.claim && mark.generation >= copy.manifest.generation;
+        let is_newest = Mark::read(&folder).is_none_or(|mark| of(&mark));
+        return Err(Error::RunIsHere { id, folder: folder.path().to_owned(), is_newest });
+    }
+    if let Some(holder) = copy.manifest.holder.as_ref().filter(|holder| holder.may_live(copy.age)) {
+        let (host, pid) = (holder.host.clone(), holder.pid);
+        return Err(Error::RunHeld { id, host, pid, seconds: copy.age.map_or(0, |age| age.as_secs()) });
+    }
+    let mut mark = Mark::random();
+    copy.claim(&mark.claim).map_err(|failure| match failure {
+        Failure::Changed(_) => Error::RunHeld { id: id.clone(), host: "another".to_owned(), pid: 0, seconds: 0 },
+        failure => failure.into(),
+    })?;
+    mark.generation = copy.manifest.generation;
+    let staged = RunFolder::new(absolute(runs).join(format!(".{id}.part")));
+    let download = Download { copy: &copy, folder: &staged, progress };
+    download.records()?;
+    download.checkpoints()?;
+    adopt(&staged)?;
+    mark.write(&staged)?;
+    let fail = |source| Error::Write { path: folder.path().to_owned(), source };
+    for name in ["attempts", "checkpoints"] {
+        std::fs::create_dir_all(staged.path().join(name)).map_err(fail)?;
+    }
+    std::fs::rename(staged.path(), folder.path()).map_err(fail)?;
+    File::open(absolute(runs)).and_then(|runs| runs.sync_all()).map_err(fail)?;
+    progress.note(&format!("run {id} is here, from {}", copy.address));
+    Ok(id)
+}
+
+/// Makes the state one that a killed `pipe` would have left here: its job ran on another machine and is gone.
+fn adopt(folder: &RunFolder) -> Result<(), Error> {
+    let read = |source| Error::Read { path: folder.state(), source };
+    let text = std::fs::read(folder.state()).map_err(read)?;
+    let mut state: RunState = serde_json::from_slice(&text).map_err(|error| read(error.into()))?;
+    state.cwd = std::env::current_dir().unwrap_or_default();
+    if let Some(attempt) = state.last_attempt_mut() {
+        (attempt.job.container, attempt.job.log) = (None, None);
+        if attempt.outcome.is_none() {
+            attempt.outcome = Some(Outcome::Stopped);
+            attempt.cause = Some(Cause::Interrupted);
+            attempt.reason = Some("the machine of the run was lost".to_owned());
+        }
+    }
+    if state.status == Status::Orphaned {
+        state.status = Status::Running;
+    }
+    write_json(&folder.state(), &state)
+}
+
+struct Download<'a> {
+    copy: &'a RunCopy,
+    folder: &'a RunFolder,
+    progress: &'a FetchProgress,
+}
+
+impl Download<'_> {
+    fn records(&self) -> Result<(), Error> {
+        let records: Vec<&StoredFile> =
+            self.copy.manifest.files.iter().filter(|file| !file.pieces.is_empty()).collect();
+        match self.fetch(&records)?.is_empty() {
+            true => Ok(()),
+            false => Err(self.damaged("a record of the run")),
+        }
+    }
+
+    /// The newest checkpoint that is whole, the one that its records call the best, and the model.
+    fn checkpoints(&self) -> Result<(), Error> {
+        let folder_of = |file: &StoredFile| file.path.rsplit_once('/').map(|(folder, _)| folder.to_owned());
+        let stored = || self.copy.manifest.files.iter().filter(|file| file.pieces.is_empty());
+        let mut folders: Vec<String> = stored().filter_map(folder_of).collect();
+        folders.sort_unstable();
+        folders.dedup();
+        let files_of = |folder: &str| -> Vec<&StoredFile> {
+            stored().filter(|file| folder_of(file).as_deref() == Some(folder)).collect()
+        };
+        let (mut checkpoints, others): (Vec<String>, Vec<String>) =
+            folders.into_iter().partition(|folder| folder.starts_with("checkpoints/"));
+        let had_some = !checkpoints.is_empty();
+        let mut newest = None;
+        while let Some(folder) = checkpoints.pop() {
+            if self.fetch(&files_of(&folder))?.is_empty() {
+                newest = Some(folder);
+                break;
+            }
+            self.progress.note(&format!("warning: {folder} in the bucket is damaged; going back to one before"));
+            std::fs::remove_dir_all(self.folder.path().join(&folder)).ok();
+        }
+        let Some(newest) = newest else {
+            return if had_some { Err(self.damaged("every checkpoint")) } else { Ok(()) };
+        };
+        let best = best_checkpoint(&self.folder.path().join(&newest)).filter(|best| checkpoints.contains(best));
+        for folder in best.iter().chain(&others) {
+            if !self.fetch(&files_of(folder))?.is_empty() {
+                return Err(self.damaged(folder));
+            }
+        }
+        Ok(())
+    }
+
+    fn damaged(&self, what: &str) -> Error {
+        let reason = format!("{}: {what} is not what the manifest says", self.copy.address);
+        Error::BucketRefused { reason }
+    }
+
+    /// Fetches files that are not here yet, several at a time. Those whose content is another than was stored are removed, and
+    /// returned.
+    fn fetch(&self, files: &[&StoredFile]) -> Result<Vec<String>, Error> {
+        let is_here = |file: &StoredFile| hash_of(&self.path(file)).is_ok_and(|hash| hash == file.hash);
+        let missing: Vec<&StoredFile> = files.iter().copied().filter(|file| !is_here(file)).collect();
+        if missing.is_empty() {
+            return Ok(Vec::new());
+        }
+        let needed: u64 = missing.iter().map(|file| file.size).sum();
+        std::fs::create_dir_all(self.folder.path()).map_err(|source| self.write_error(self.folder.path(), source))?;
+        if let Some(space) = Space::at(self.folder.path()).filter(|space| space.free < needed) {
+            return Err(self.no_space(needed, space.free));
+        }
+        self.progress.begin(&self.copy.address.to_string(), missing.iter().map(|file| (0, file.size)).collect());
+        let (next, failed, damaged) = (AtomicUsize::new(0), Mutex::new(None), Mutex::new(Vec::new()));
+        let work = || {
+            while failed.lock().expect("no worker panics").is_none() {
+                let index = next.fetch_add(1, Ordering::Relaxed);
+                let Some(file) = missing.get(index) else { return };
+                match self.fetch_one(file, index) {
+                    Ok(true) => {}
+                    Ok(false) => damaged.lock().expect("no worker panics").push(file.path.clone()),
+                    Err(error) => drop(failed.lock().expect("no worker panics").get_or_insert(error)),
+                }
+            }
+        };
+        std::thread::scope(|scope| {
+            for _ in 0..WORKERS.min(missing.len()) {
+                scope.spawn(work);
+            }
+        });
+        let failed = failed.into_inner().expect("no worker panics");
+        self.progress.end(failed.is_none());
+        failed.map_or_else(|| Ok(damaged.into_inner().expect("no worker panics")), Err)
+    }
+
+    fn no_space(&self, needed: u64, free: u64) -> Error {
+        Error::NoRunSpace {
+            folder: self.folder.path().to_owned(),
+            needed: human_bytes(needed),
+            free: human_bytes(free),
+        }
+    }
+
+    fn write_error(&self, path: &Path, source: std::io::Error) -> Error {
+        Error::Write { path: path.to_owned(), source }
+    }
+
+    fn path(&self, file: &StoredFile) -> PathBuf {
+        self.folder.path().join(&file.path)
+    }
+
+    /// Fetches one file; false where it is not what was stored.
+    fn fetch_one(&self, file: &StoredFile, index: usize) -> Result<bool, Error> {
+        let is_inside = file.path.split('/').all(|part| !matches!(part, "" | "." | ".."));
+        if !is_inside || file.path.contains('\0') {
+            return Ok(false);
+        }
+        let path = self.path(file);
+        let fail = |source| self.write_error(&path, source);
+        std::fs::create_dir_all(path.parent().unwrap_or(&path)).map_err(fail)?;
+        let mut written = File::create(&path).map_err(fail)?;
+        let mut hasher = blake3::Hasher::new();
+        let mut size = 0;
+        let own = [file.path.clone()];
+        let pieces: Vec<String> = file.pieces.iter().map(|hash| piece_path(hash)).collect();
+        for object in if pieces.is_empty() { own.as_slice() } else { pieces.as_slice() } {
+            let object = self.copy.address.join(object);
+            let mut from = 0;
+            let mut tries = 0;
+            loop {
+                let before = size;
+                let Err(failure) = self.receive(&self.copy.bucket, &object, &mut from, |bytes| {
+                    hasher.update(bytes);
+                    size += bytes.len() as u64;
+                    self.progress.at(index, size.min(file.size));
+                    written.write_all(bytes)
+                })?
+                else {
+                    break;
+                };
+                tries = if size > before { 1 } else { tries + 1 };
+                match failure {
+                    Failure::Unavailable(_) if tries < TRIES => {
+                        std::thread::sleep(std::time::Duration::from_millis(250 << tries));
+                    }
+                    Failure::Missing(_) => return Ok(false),
+                    failure => return Err(failure.into()),
+                }
+            }
+        }
+        written.sync_all().map_err(fail)?;
+        let is_whole = size == file.size && hasher.finalize().to_hex().as_str() == file.hash;
+        if !is_whole {
+            std::fs::remove_file(&path).map_err(fail)?;
+        }
+        Ok(is_whole)
+    }
+
+    /// Receives an object from byte `from` on, which counts what came. The outer error is one of this machine.
+    fn receive(
+        &self,
+        bucket: &Bucket,
+        object: &str,
+        from: &mut u64,
+        mut take: impl FnMut(&[u8]) -> std::io::Result<()>,
+    ) -> Result<Result<(), Failure>, Error> {
+        let mut body = match bucket.get(object, *from, None) {
+            Ok(body) => body,
+            Err(failure) => return Ok(Err(failure)),
+        };
+        let mut piece = vec![0; PIECE];
+        loop {
+            match body.read(&mut piece) {
+                Ok(0) => return Ok(Ok(())),
+                Ok(count) => {
+                    *from += count as u64;
+                    take(&piece[..count]).map_err(|source| self.write_error(self.folder.path(), source))?;
+                }
+                Err(error) => return Ok(Err(Failure::Unavailable(format!("{}: {error}", self.copy.address)))),
+            }
+        }
+    }
+}
+
+fn hash_of(path: &Path) -> std::io::Result<String> {
+    let mut hasher = blake3::Hasher::new();
+    hasher.update_reader(File::open(path)?)?;
+    Ok(hasher.finalize().to_hex().to_string())
+}
+
+/// The checkpoint that the trainer keeps because it is the best, by the state in another one.
+fn best_checkpoint(newest: &Path) -> Option<String> {
+    let state: serde_json::Value = serde_json::from_slice(&std::fs::read(newest.join("state.json")).ok()?).ok()?;
+    let step = state["metrics"]["save_best"]["best"]["step"].as_u64()?;
+    Some(format!("checkpoints/{}", pipe_spec::run::checkpoint_name(step)))
+}
