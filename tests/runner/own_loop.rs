@@ -42,7 +42,8 @@ fn python_path() -> String {
 fn folder(engine: &str, batch: u32, words: &[&str], limit: Option<u64>, more: Value) -> Folder {
     let folder = Folder::new();
     let limit = limit.map_or(String::new(), |limit| format!("ulimit -d {limit}; "));
-    let command = [&["sh", "-c", &format!("{limit}exec \"$0\" \"$@\"")], words].concat();
+    let shell = format!("{limit}exec \"$0\" \"$@\"");
+    let command = [&["sh", "-c", &shell][..], words].concat();
     // By the tag its processes are found.
     let tag = folder.path().display().to_string();
     let mut container = json!({"gpus": 0, "memory": "900m", "stop_timeout": 60});
@@ -138,8 +139,8 @@ fn walk(engine: &str) {
     running.signal("TERM");
     running.end().exits(130);
     killed.pipe(&["resume"]).exits(0);
-    let (first, stopped) = (&attempts(&killed)[0], &attempts(&killed)[1]);
-    assert_eq!((first["outcome"].as_str(), stopped["outcome"].as_str()), (Some("failed"), Some("stopped")));
+    let seen = attempts(&killed);
+    assert_eq!((seen[0]["outcome"].as_str(), seen[1]["outcome"].as_str()), (Some("failed"), Some("stopped")));
     // The same bits: it was cut in the same way.
     same_curve(&metrics(&killed, "loss"), &whole, 0.0);
     same_curve(&metrics(&killed, "eval_loss"), &evaluations, 0.0);

@@ -139,7 +139,8 @@ pub fn decide(context: &OomContext<'_>) -> Decision {
     }
 }
 
-/// What a decision goes by. A command has one batch, with which it evaluates too, and it may still hold it while its optimizer works.
+/// The cause and the phase that a decision goes by. A command has one batch, with which it evaluates too, and it may still hold it
+/// while its optimizer works.
 fn cause_and_phase(context: &OomContext<'_>) -> (Cause, Option<Phase>) {
     match (context.phase, context.cause) {
         (Some(Phase::Eval | Phase::Optimizer), cause) if context.only_batch_changes => {
