@@ -191,7 +191,7 @@ impl Engine for ProcessEngine {
             .process_group(0);
         let is_trainer = launch.program == JobProgram::Trainer;
         if is_trainer {
-            // What it reads was fetched for it.
+            // Its inputs were fetched for it.
             for name in SECRET_VARIABLES.iter().filter(|name| !launch.env.contains_key(**name)) {
                 command.env_remove(name);
             }
