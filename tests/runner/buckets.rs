@@ -553,7 +553,8 @@ fn settings() {
     let step = "model: {arch: t5, config: {}}, data: {train: train.jsonl}, save: {to: s3://data}";
     check(format!("version: 1\nname: a\nsteps: {{one: {{{step}}}}}\n")).says("save.to: not within `steps`");
     let study = format!(
-        "tune: a\npipeline: {{version: 1, {step}}}\nspace: {{train.seed: [1, 2]}}\nobjective: {{metric: loss}}\n"
+        "version: 1\ntune: a\npipeline: {{version: 1, {step}}}\nspace: {{train.seed: [1, 2]}}\n\
+         objective: {{metric: loss, direction: minimize}}\n"
     );
     check(study).says("save.to is not for a study");
     check(format!("version: 1\nname: a\n{}", training.replace("train.jsonl", "\"s3://a/x\"")))
