@@ -40,6 +40,7 @@ impl Moto {
             .args(["-m", "moto.server", "-H", "127.0.0.1", "-p", &port.to_string()])
             .env("PYTHONPATH", suite::moto())
             .env("PYTHONDONTWRITEBYTECODE", "1")
+            .env_remove("AWS_PROFILE")
             .envs(variables.iter().copied())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
