@@ -40,6 +40,7 @@ impl Moto {
             .args(["-m", "moto.server", "-H", "127.0.0.1", "-p", &port.to_string()])
             .env("PYTHONPATH", suite::moto())
             .env("PYTHONDONTWRITEBYTECODE", "1")
+            .env_remove("AWS_PROFILE")
             .envs(variables.iter().copied())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
@@ -53,16 +54,13 @@ impl Moto {
         Self { server, port }
     }
 
-    /// Status and body of the answer to a request without keys.
+    /// Status and body of the answer to a request with keys and a signature that nobody checks.
     pub fn request(&self, method: &str, path: &str, body: &[u8]) -> (u16, Vec<u8>) {
         let mut stream = TcpStream::connect(("127.0.0.1", self.port)).unwrap();
         let host = format!("127.0.0.1:{}", self.port);
-        write!(
-            stream,
-            "{method} {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\nContent-Length: {}\r\n\r\n",
-            body.len()
-        )
-        .unwrap();
+        let keys = format!("Credential={KEY}/20260101/us-east-1/s3/aws4_request, SignedHeaders=host, Signature=0");
+        let head = format!("{method} {path} HTTP/1.1\r\nHost: {host}\r\nAuthorization: AWS4-HMAC-SHA256 {keys}\r\n");
+        write!(stream, "{head}Connection: close\r\nContent-Length: {}\r\n\r\n", body.len()).unwrap();
         stream.write_all(body).unwrap();
         let mut answer = Vec::new();
         stream.read_to_end(&mut answer).unwrap();

@@ -152,14 +152,14 @@ fn model() {
     assert_eq!(names.len(), 2, "{names:?}");
     folder.write("job.yaml", pipeline.replace("models/t5", "models/none"));
     folder.pipe(&["check", "job.yaml"]).exits(3).says("model.from: s3://data/models/none has no config.json");
-    folder.write("job.yaml", pipeline.replace("s3://data/models/t5", "s3://${X}/t5"));
+    folder.write("job.yaml", pipeline.replace("s3://data/models/t5", "\"s3://${X}/t5\""));
     folder.env("X", "data").pipe(&["check", "job.yaml"]).exits(3).says("allowed: s3://bucket/path");
 }
 
 /// Different everywhere, so that a part in a wrong place is noticed.
 fn large(bytes: usize) -> Vec<u8> {
     let mut text = String::new();
-    for number in 0.. {
+    for number in 0_u64.. {
         text.push_str(&format!("{{\"source\": \"{number}\", \"target\": \"{}\"}}\n", number * 7919));
         if text.len() >= bytes {
             return text.into_bytes();
@@ -258,7 +258,8 @@ fn refused() {
         (400, "ExpiredToken", "the keys have expired"),
         (301, "PermanentRedirect", "the bucket is in another region: set AWS_REGION"),
     ] {
-        gate.refuse(Some(("GET", status, code)));
+        // Every kind of request: who may not list a bucket may still read an object of it.
+        gate.refuse(Some(("", status, code)));
         folder.pipe(&["check", "job.yaml"]).exits(3).says(want).says_not(SECRET).says_not("AKIA");
     }
     gate.refuse(None);
@@ -552,7 +553,8 @@ fn settings() {
     let step = "model: {arch: t5, config: {}}, data: {train: train.jsonl}, save: {to: s3://data}";
     check(format!("version: 1\nname: a\nsteps: {{one: {{{step}}}}}\n")).says("save.to: not within `steps`");
     let study = format!(
-        "tune: a\npipeline: {{version: 1, {step}}}\nspace: {{train.seed: [1, 2]}}\nobjective: {{metric: loss}}\n"
+        "version: 1\ntune: a\npipeline: {{version: 1, {step}}}\nspace: {{train.seed: [1, 2]}}\n\
+         objective: {{metric: loss, direction: minimize}}\n"
     );
     check(study).says("save.to is not for a study");
     check(format!("version: 1\nname: a\n{}", training.replace("train.jsonl", "\"s3://a/x\"")))

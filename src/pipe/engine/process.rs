@@ -193,7 +193,7 @@ impl Engine for ProcessEngine {
         if is_trainer {
             image::check_libtorch()?;
             command.envs(image::trainer_variable(launch.env.get("LD_LIBRARY_PATH").map(String::as_str)));
-            // What it reads was fetched for it.
+            // Its inputs were fetched for it.
             for name in SECRET_VARIABLES.iter().filter(|name| !launch.env.contains_key(**name)) {
                 command.env_remove(name);
             }

@@ -43,7 +43,7 @@ impl Source {
                 Self::Nothing(format!("no such folder: {from}; a hub id has no variables in it"))
             }
             None => Self::Nothing(format!(
-                "no such folder: {from}; give a folder in Hugging Face layout, a hub id: owner/name or owner/name@revision, or s3://bucket/folder"
+                "no such folder: {from}; give a folder in Hugging Face layout, or a hub id: owner/name or owner/name@revision, or s3://bucket/folder"
             )),
         }
     }
