@@ -14,7 +14,7 @@ use bytes::Bytes;
 use tokio::sync::mpsc;
 
 use super::elf::{self, Libraries};
-use super::libtorch::{MAIN_LIBRARY, check_libtorch};
+use super::libtorch::{self, MAIN_LIBRARY};
 use crate::error::Error;
 use crate::system::digests::Digests;
 
@@ -165,6 +165,11 @@ pub fn find_trainer() -> Result<PathBuf, Error> {
     looked.iter().find(|path| path.is_file()).cloned().ok_or(Error::NoTrainer { looked })
 }
 
+/// Refuses a torch that the trainer cannot use. A trainer that is not there is an error of its own.
+pub fn check_libtorch() -> Result<(), Error> {
+    find_trainer().map_or(Ok(()), |trainer| libtorch::check(&trainer))
+}
+
 /// The files of the trainer in a build context.
 pub struct Staged {
     /// Path in the context and path on the host of every file.
@@ -184,8 +189,8 @@ pub enum Cuda {
 }
 
 pub fn stage() -> Result<Staged, Error> {
-    check_libtorch()?;
     let trainer = find_trainer()?;
+    libtorch::check(&trainer)?;
     let mut libraries = Libraries::find(&trainer)?.all()?;
     let folder = libraries.get(MAIN_LIBRARY).and_then(|path| path.parent()).map(Path::to_owned);
     let cuda = match folder {

@@ -7,15 +7,20 @@
 //! at byte 28, flags at byte 40). Only the heads are read, so that hundreds of megabytes take milliseconds.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 
 use object::LittleEndian as LE;
 use object::elf::{DT_NEEDED, DT_RPATH, DT_RUNPATH, FileHeader64, PT_INTERP};
 use object::read::elf::{Dyn, FileHeader, ProgramHeader, SectionHeader};
 
-use super::libtorch::other_folder;
 use crate::error::Error;
 use crate::gpu::{Architecture, Capability};
+
+/// The folder of libtorch, which the programs of a wheel set where it is not beside them.
+const FOLDER_VARIABLE: &str = "PIPE_LIBTORCH";
+
+const LIBRARY_PATH: &str = "LD_LIBRARY_PATH";
 
 /// Where the linker looks last, on Debian, Fedora and Arch alike.
 const SYSTEM_FOLDERS: [&str; 6] =
@@ -110,9 +115,21 @@ fn look_in(folders: impl Iterator<Item = PathBuf>, name: &str) -> Option<PathBuf
     folders.chain(system).map(|folder| folder.join(name)).find(|path| path.is_file())
 }
 
+/// The folder of a libtorch that the trainer does not find by itself.
+fn other_folder() -> Option<PathBuf> {
+    std::env::var_os(FOLDER_VARIABLE).filter(|folder| !folder.is_empty()).map(PathBuf::from)
+}
+
+/// The variable with which the trainer finds it, and no other program. `own` is a value that the variable has for the trainer.
+pub fn trainer_variable(own: Option<&str>) -> Option<(&'static str, OsString)> {
+    let own = own.map(OsString::from).or_else(|| std::env::var_os(LIBRARY_PATH)).filter(|path| !path.is_empty());
+    let folders = [other_folder()?.into_os_string()].into_iter().chain(own).collect::<Vec<_>>();
+    Some((LIBRARY_PATH, folders.join(OsStr::new(":"))))
+}
+
 /// The folders of `LD_LIBRARY_PATH` as the trainer has it.
 fn library_path() -> Vec<PathBuf> {
-    let path = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
+    let path = std::env::var_os(LIBRARY_PATH).unwrap_or_default();
     let folders = std::env::split_paths(&path).filter(|folder| !folder.as_os_str().is_empty());
     other_folder().into_iter().chain(folders).collect()
 }

@@ -1,12 +1,10 @@
 //! The origin of libtorch: the torch package of a Python, a source tree or an archive. Its version, and the command that brings
 //! another one.
 
-use std::ffi::OsString;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use pipe_spec::LIBTORCH;
 
-use super::context::find_trainer;
 use super::elf::Libraries;
 use crate::error::Error;
 use crate::system::files;
@@ -14,23 +12,17 @@ use crate::system::files;
 /// The library without which there is no training.
 pub const MAIN_LIBRARY: &str = "libtorch_cpu.so";
 
-/// The folder of libtorch, which the programs of a wheel set where it is not beside them.
-const FOLDER_VARIABLE: &str = "PIPE_LIBTORCH";
-
 /// The command that installs packages where pipe is, which the programs of a wheel set: `PYTHON -m pip install`.
 const INSTALLER_VARIABLE: &str = "PIPE_INSTALLER";
 
-const LIBRARY_PATH: &str = "LD_LIBRARY_PATH";
-
 const MAX_VERSION_BYTES: u64 = 1 << 16;
 
-/// Refuses a torch of another version than the trainer was made for, and a wheel's trainer without one. A trainer that is not
-/// there or cannot be read is an error of its own.
-pub fn check_libtorch() -> Result<(), Error> {
-    let Ok(trainer) = find_trainer() else { return Ok(()) };
-    let Ok(libraries) = Libraries::find(&trainer) else { return Ok(()) };
+/// Refuses a torch of another version than the trainer was made for, and a wheel's trainer without one. A trainer that cannot be
+/// read is an error of its own.
+pub fn check(trainer: &Path) -> Result<(), Error> {
+    let Ok(libraries) = Libraries::find(trainer) else { return Ok(()) };
     let Some(folder) = libraries.found.get(MAIN_LIBRARY).and_then(|library| library.parent()) else {
-        let lacks = libraries.missing.contains_key(MAIN_LIBRARY) && is_of_wheel(&trainer);
+        let lacks = libraries.missing.contains_key(MAIN_LIBRARY) && is_of_wheel(trainer);
         return if lacks { Err(Error::NoTorch { command: install_command("") }) } else { Ok(()) };
     };
     match python_version(folder) {
@@ -78,18 +70,6 @@ fn install_command(options: &str) -> String {
 
 fn is_of_wheel(trainer: &Path) -> bool {
     trainer.parent().is_some_and(|folder| folder.ends_with("pipe_train/bin"))
-}
-
-/// The folder of a libtorch that the trainer does not find by itself.
-pub fn other_folder() -> Option<PathBuf> {
-    std::env::var_os(FOLDER_VARIABLE).filter(|folder| !folder.is_empty()).map(PathBuf::from)
-}
-
-/// The variable with which the trainer finds it, and no other program. `own` is a value that the variable has for the trainer.
-pub fn trainer_variable(own: Option<&str>) -> Option<(&'static str, OsString)> {
-    let own = own.map(OsString::from).or_else(|| std::env::var_os(LIBRARY_PATH)).filter(|path| !path.is_empty());
-    let folders = [other_folder()?.into_os_string()].into_iter().chain(own).collect::<Vec<_>>();
-    Some((LIBRARY_PATH, folders.join(std::ffi::OsStr::new(":"))))
 }
 
 #[cfg(test)]

@@ -25,9 +25,9 @@ use crate::gpu::Card;
 use crate::system::digests::Digests;
 use crate::system::files::{self, inside};
 
-pub use context::{Context, Cuda, Staged, find_trainer, stage};
-pub use elf::{architectures, find_library};
-pub use libtorch::{check_libtorch, fetch_cuda, trainer_variable, version as libtorch_version};
+pub use context::{Context, Cuda, Staged, check_libtorch, find_trainer, stage};
+pub use elf::{architectures, find_library, trainer_variable};
+pub use libtorch::{fetch_cuda, version as libtorch_version};
 
 /// The Dockerfile of the trainer image, used where a pipeline names none.
 const TRAINER_DOCKERFILE: &str = include_str!("../../../docker/trainer.Dockerfile");
