@@ -261,7 +261,10 @@ fn read_section(text: &str, section: &str) -> Option<BTreeMap<String, String>> {
 mod tests {
     use super::*;
 
-    fn opened(address: &str, pairs: &[(&str, &str)]) -> Result<(), String> {
+    /// Names and values of environment variables.
+    type Pairs<'a> = &'a [(&'a str, &'a str)];
+
+    fn opened(address: &str, pairs: Pairs<'_>) -> Result<(), String> {
         let pairs = pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
         let address = BucketAddress::parse(address).unwrap();
         open(&address, &Variables::new(None, pairs), RetryConfig::default()).map(drop)
@@ -287,7 +290,7 @@ mod tests {
         std::fs::write(folder.join(".aws/credentials"), keys).unwrap();
         std::fs::write(folder.join(".aws/config"), "[profile sso]\nsso_session = x\nregion = s3cret\n").unwrap();
         let home = ("HOME", folder.to_str().unwrap());
-        let cases: [(&[(&str, &str)], Option<&str>); 8] = [
+        let cases: [(Pairs<'_>, Option<&str>); 8] = [
             (&[("AWS_ACCESS_KEY_ID", "a"), ("AWS_SECRET_ACCESS_KEY", "b"), ("AWS_SESSION_TOKEN", "c")], None),
             (&[home, ("AWS_PROFILE", "work")], None),
             (&[("AWS_SKIP_SIGNATURE", "true")], None),
@@ -311,7 +314,7 @@ mod tests {
     fn keys_of_the_others() {
         let key = "czNjcmV0";
         let connection = format!("AccountName=a;AccountKey={key};BlobEndpoint=http://127.0.0.1:1/a");
-        let cases: [(&str, &[(&str, &str)], Option<&str>); 8] = [
+        let cases: [(&str, Pairs<'_>, Option<&str>); 8] = [
             ("az://box", &[("AZURE_STORAGE_CONNECTION_STRING", &connection)], None),
             ("az://box", &[("AZURE_STORAGE_ACCOUNT", "a"), ("AZURE_STORAGE_KEY", key)], None),
             ("az://box", &[("AZURE_STORAGE_ACCOUNT", "a"), ("AZURE_STORAGE_SAS_TOKEN", "sv=1&sig=2")], None),
