@@ -336,6 +336,7 @@ impl From<Failure> for Stop {
 }
 
 /// A file of the run folder.
+#[derive(PartialEq)]
 struct Source {
     /// Below the run folder.
     path: String,
@@ -470,12 +471,17 @@ impl Worker {
         if has_model && self.is_over {
             folders.push(self.sources("model"));
         }
-        for folder in folders {
-            let is_new = folder.iter().any(|source| !self.is_sent(source));
-            for source in &folder {
+        // A manifest on the way names all that the bucket has: what none names is removed.
+        let there: Vec<&Source> = folders.iter().flatten().filter(|source| self.is_there(source)).collect();
+        for source in &there {
+            known.push(self.send(source)?);
+        }
+        for folder in &folders {
+            let new: Vec<&Source> = folder.iter().filter(|source| !there.contains(source)).collect();
+            for source in &new {
                 known.push(self.send(source)?);
             }
-            if is_new && self.are_still_there(&folder) {
+            if !new.is_empty() && self.are_still_there(folder) {
                 self.publish(&known, false)?;
             }
         }
@@ -511,6 +517,12 @@ impl Worker {
 
     fn is_sent(&self, source: &Source) -> bool {
         stamp(&self.folder, source).is_some_and(|stamp| self.sent.contains_key(&stamp))
+    }
+
+    /// Whether the bucket seems to have it: where a manifest of an earlier process names it, its hash decides.
+    fn is_there(&self, source: &Source) -> bool {
+        let is_named = |file: &StoredFile| file.path == source.path && file.size == source.size;
+        self.is_sent(source) || self.copy.manifest.files.iter().any(is_named)
     }
 
     /// Sends a file of a checkpoint or of the model, unless the bucket has it.
@@ -597,6 +609,7 @@ impl Worker {
         let now = named(&self.copy.manifest);
         let is_old = |path: &&String| !now.contains(*path);
         let old: Vec<String> = before.iter().filter(is_old).map(|path| self.copy.address.join(path)).collect();
+        self.sent.retain(|_, file| now.contains(&file.path));
         self.copy.bucket.remove(&old)?;
         self.pieces = self.copy.manifest.files.iter().flat_map(|file| file.pieces.iter().cloned()).collect();
         Ok(())

@@ -369,7 +369,9 @@ impl Told {
         let word = |text: &str| -> String { text.chars().take_while(char::is_ascii_alphanumeric).take(60).collect() };
         let after = |mark: &str| text.split_once(mark).map(|(_, rest)| rest);
         let status = after("status code: ").and_then(|rest| word(rest).parse().ok());
-        let code = after("<Code>").map(word).unwrap_or_default();
+        // A redirect to another region without its address has no answer of the service's.
+        let redirect = text.contains("redirect without LOCATION").then(|| "PermanentRedirect".to_owned());
+        let code = after("<Code>").map(word).or(redirect).unwrap_or_default();
         Self { status, code }
     }
 
