@@ -17,7 +17,6 @@ pub fn tests(suite: &mut Suite) {
     test("a_content_that_does_not_match_is_refused", corrupt);
     test("what_a_bucket_refuses", refused);
     test("a_bucket_that_does_not_answer", unavailable);
-    test("thousands_of_objects", thousands);
     test("a_run_is_copied_and_comes_back", copied);
     test("old_checkpoints_leave_the_bucket", pruned);
     test("a_bucket_that_goes_away_stops_no_training", vanished);
@@ -27,6 +26,7 @@ pub fn tests(suite: &mut Suite) {
     test("links_of_a_job_are_not_copied", links);
     suite.test("buckets::a_full_disk", Needs::MotoAndRoot, full);
     suite.test("buckets::secrets_stay_out_of_containers", Needs::MotoAndDocker, contained);
+    suite.thorough("buckets::thousands_of_objects", Needs::Moto, thousands);
     suite.thorough("buckets::five_gigabytes", Needs::Moto, five_gigabytes);
     suite.test("buckets::settings_that_need_a_plain_training", Needs::Nothing, settings);
     suite.test("buckets::without_keys", Needs::Nothing, keyless);
