@@ -30,7 +30,9 @@ pub fn evaluate(pass: &Pass<'_>) -> Result<Measures, TrainerError> {
     let headline = match pass.task {
         Task::Seq2Seq if !targets.is_empty() => of_texts(&targets),
         _ => {
-            let counts: Vec<u64> = tokens.into_values().collect();
+            let mut counts: Vec<u64> = tokens.into_values().collect();
+            // Their sum is then the same in each run.
+            counts.sort_unstable();
             let by_frequency = metrics::unigram_perplexity(&counts);
             Headline::new("perplexity", counts.iter().sum()).against("guessing by token frequency", by_frequency)
         }
