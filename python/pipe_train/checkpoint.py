@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any, Dict, List, Optional
 
-from .report import note, sync_folder
+from .report import note, write_whole
 
 _NAME = re.compile(r"checkpoint-(\d+)\.pt")
 _PART = re.compile(r"\.checkpoint-\d+\.pt\.\d+")
@@ -41,17 +41,7 @@ def save(folder: Path, state: Dict[str, Any], keep: int) -> Path:
 
     folder.mkdir(parents=True, exist_ok=True)
     path = path_of(folder, state["step"])
-    part = folder / f".{path.name}.{os.getpid()}"
-    try:
-        with open(part, "wb") as file:
-            torch.save(state, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
-    sync_folder(folder)
+    write_whole(path, lambda file: torch.save(state, file))
     for old in found(folder)[keep:]:
         old.unlink(missing_ok=True)
     return path

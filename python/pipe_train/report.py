@@ -13,7 +13,7 @@ import sys
 import time
 import traceback
 from pathlib import Path
-from typing import Any, Dict, Iterator, Mapping, Optional
+from typing import Any, BinaryIO, Callable, Dict, Iterator, Mapping, Optional
 
 DEVICE_OUT_OF_MEMORY = 42
 HOST_OUT_OF_MEMORY = 43
@@ -89,12 +89,12 @@ def _figures_of_card() -> Dict[str, Any]:
         return {}
 
 
-def write_whole(path: Path, data: bytes) -> None:
+def write_whole(path: Path, write: Callable[[BinaryIO], Any]) -> None:
     """Writes a file that is complete or not there."""
     part = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with open(part, "wb") as file:
-            file.write(data)
+            write(file)
             file.flush()
             os.fsync(file.fileno())
         os.replace(part, path)
@@ -118,7 +118,7 @@ def tell_shortage(path: Optional[Path], record: Mapping[str, Any]) -> bool:
     if path is None:
         return False
     try:
-        write_whole(path, json.dumps(record).encode())
+        write_whole(path, lambda file: file.write(json.dumps(record).encode()))
         return True
     except OSError as error:
         # The message of torch is in the log, where `pipe` looks as well.

@@ -206,7 +206,9 @@ impl Bucket {
         match wait(read) {
             Ok(Some(content)) => Ok(Some(content)),
             Ok(None) => Err(Failure::Refused(format!("{} is larger than {limit} bytes", self.address.at(path)))),
-            Err(error @ object_store::Error::NotFound { .. }) if !Told::read(&error).is_of_bucket() => Ok(None),
+            Err(error @ object_store::Error::NotFound { .. }) if !ServiceAnswer::read(&error).is_of_bucket() => {
+                Ok(None)
+            }
             Err(error) => Err(self.failure(&error, path)),
         }
     }
@@ -280,11 +282,11 @@ impl Bucket {
 
     /// The meaning of a failed request for `path`.
     fn failure(&self, error: &object_store::Error, path: &str) -> Failure {
-        let told = Told::read(error);
+        let answer = ServiceAnswer::read(error);
         let what = self.address.at(path);
         let bucket = self.address.at("");
         let scheme = self.address.scheme;
-        match told.code.as_str() {
+        match answer.code.as_str() {
             "NoSuchBucket" | "ContainerNotFound" => {
                 return Failure::Missing(format!("there is no bucket {bucket}: check its name, and {}", place(scheme)));
             }
@@ -311,18 +313,18 @@ impl Bucket {
             }
             _ => {}
         }
-        match (error, told.status) {
+        match (error, answer.status) {
             (object_store::Error::Precondition { .. } | object_store::Error::AlreadyExists { .. }, _)
             | (_, Some(409 | 412)) => Failure::Changed(format!("{what} has changed")),
             (object_store::Error::NotFound { .. }, _) => Failure::Missing(format!("there is no {what}")),
             (_, Some(401 | 403)) => {
                 Failure::Refused(format!("{what}: your keys do not allow this: {}", rights(scheme)))
             }
-            (_, Some(301 | 307 | 400)) if scheme == Scheme::S3 && told.code.is_empty() => {
+            (_, Some(301 | 307 | 400)) if scheme == Scheme::S3 && answer.code.is_empty() => {
                 Failure::Refused(format!("{what}: {} refuses the request: check {}", scheme.service(), place(scheme)))
             }
             (_, Some(status)) if status < 500 && status != 429 && status != 408 => {
-                Failure::Refused(format!("{what}: {} answered {status} {}", scheme.service(), told.code))
+                Failure::Refused(format!("{what}: {} answered {status} {}", scheme.service(), answer.code))
             }
             _ => Failure::Unavailable(format!("{what}: {}", plain(error))),
         }
@@ -356,13 +358,13 @@ fn age(got: &GetResult) -> Option<Duration> {
 }
 
 /// A service's own words about a request that failed.
-struct Told {
+struct ServiceAnswer {
     status: Option<u16>,
     /// A word of the service's own, such as `NoSuchBucket`.
     code: String,
 }
 
-impl Told {
+impl ServiceAnswer {
     fn read(error: &object_store::Error) -> Self {
         let sources = std::iter::successors(std::error::Error::source(error), |error| error.source());
         let text = sources.fold(error.to_string(), |text, source| format!("{text}\n{source}"));
@@ -390,7 +392,7 @@ fn plain(error: &object_store::Error) -> String {
         }
         source = inner.source();
     }
-    let Told { status, code } = Told::read(error);
+    let ServiceAnswer { status, code } = ServiceAnswer::read(error);
     match status {
         Some(status) => format!("it answered {status} {code}").trim_end().to_owned(),
         None => "its answer cannot be used".to_owned(),
