@@ -15,6 +15,8 @@ fn main() {
         .std("c++17")
         .pic(true)
         .warnings(false)
+        // In the profile `dev` too: dropout on the CPU needs the loops that only then become instructions on vectors.
+        .opt_level(3)
         .includes([
             "torch".to_owned(),
             format!("{libtorch}/include"),

@@ -147,24 +147,40 @@ fn a_training_without_improvement_ends_early_as_a_finished_one() {
 }
 
 #[test]
+fn a_run_that_was_killed_has_the_same_best_and_the_same_end() {
+    expect_the_same_best_and_the_same_end(|best, end| {
+        vec![
+            // Saved before it is evaluated, as after an out-of-memory in the evaluation.
+            (step_line(best), libc::SIGTERM),
+            (eval_line(best + 4), libc::SIGKILL),
+            (eval_line(end), libc::SIGKILL),
+        ]
+    });
+}
+
+#[test]
+#[ignore = "test-all"]
 fn a_run_that_was_killed_anywhere_has_the_same_best_and_the_same_end() {
+    expect_the_same_best_and_the_same_end(|best, end| {
+        vec![
+            (step_line(end), libc::SIGTERM),
+            (eval_line(best), libc::SIGKILL),
+            (step_line(best + 2), libc::SIGTERM),
+            (eval_line(best + 8), libc::SIGTERM),
+            (step_line(end - 1), libc::SIGKILL),
+            ("\"type\":\"checkpoint\",\"step\":".to_owned() + &end.to_string(), libc::SIGKILL),
+        ]
+    });
+}
+
+/// Each case is the line after which the run is ended, and the signal.
+#[track_caller]
+fn expect_the_same_best_and_the_same_end(cases: impl Fn(u64, u64) -> Vec<(String, i32)>) {
     let whole = with_early_stop();
     let ended = whole.train().expect(0);
     let (want, bits) = (finished(&ended), exported(&whole));
     let (best, end) = (want.model_step.unwrap(), want.step);
-    let cases = [
-        // Saved before it is evaluated, as after an out-of-memory in the evaluation.
-        (step_line(best), libc::SIGTERM),
-        (step_line(end), libc::SIGTERM),
-        (eval_line(best), libc::SIGKILL),
-        (step_line(best + 2), libc::SIGTERM),
-        (eval_line(best + 4), libc::SIGKILL),
-        (eval_line(best + 8), libc::SIGTERM),
-        (step_line(end - 1), libc::SIGKILL),
-        (eval_line(end), libc::SIGKILL),
-        ("\"type\":\"checkpoint\",\"step\":".to_owned() + &end.to_string(), libc::SIGKILL),
-    ];
-    for case in cases {
+    for case in cases(best, end) {
         let broken = struck(with_early_stop, std::slice::from_ref(&case));
         let ended = broken.train().expect(0);
         assert_eq!(finished(&ended), want, "{case:?}");

@@ -47,38 +47,49 @@ fn exported(bench: &Bench) -> Value {
 }
 
 #[test]
-fn a_small_model_learns() {
-    for arch in ["bert", "roberta"] {
-        let mut bench = dishes();
-        bench
-            .set("/model/arch", json!(arch))
-            .set("/train/batch", json!(16))
-            .set("/train/effective_batch", json!(16))
-            .set("/train/steps", json!(150))
-            .set("/train/schedule", json!({ "kind": "linear", "warmup": 10 }));
-        let ended = bench.train().expect(0);
-        let scores = &last_eval(&ended).scores;
-        assert_eq!(scores.keys().collect::<Vec<_>>(), ["accuracy", "f1", "macro_f1", "mcc"]);
-        assert!(scores.values().all(|score| *score >= 0.9), "{arch} {scores:?}");
-    }
+fn a_small_bert_learns() {
+    expect_to_learn("bert");
+}
+
+#[test]
+#[ignore = "test-all"]
+fn a_small_roberta_learns() {
+    expect_to_learn("roberta");
+}
+
+#[track_caller]
+fn expect_to_learn(arch: &str) {
+    let mut bench = dishes();
+    bench
+        .set("/model/arch", json!(arch))
+        .set("/train/batch", json!(16))
+        .set("/train/effective_batch", json!(16))
+        .set("/train/steps", json!(150))
+        .set("/train/schedule", json!({ "kind": "linear", "warmup": 10 }));
+    let ended = bench.train().expect(0);
+    let scores = &last_eval(&ended).scores;
+    assert_eq!(scores.keys().collect::<Vec<_>>(), ["accuracy", "f1", "macro_f1", "mcc"]);
+    assert!(scores.values().all(|score| *score >= 0.9), "{arch} {scores:?}");
 }
 
 #[test]
 fn every_precision_stays_near_fp32() {
-    let run = |precision: &str| {
+    // The CPU multiplies numbers of 16 bits slowly.
+    let few = 8;
+    let run = |precision: &str, steps: usize| {
         let mut bench = dishes();
         let rows = fs::read_to_string(bench.path("data/train.jsonl")).unwrap();
         with_rows(&mut bench, "few.jsonl", &rows.lines().take(16).collect::<Vec<_>>().join("\n"));
         bench.set("/train/dropout", json!(0.0)).set("/train/precision", json!(precision));
         bench.set("/train/batch", json!(16)).set("/train/effective_batch", json!(16));
-        losses(&bench.set("/train/steps", json!(30)).train().expect(0))
+        losses(&bench.set("/train/steps", json!(steps)).train().expect(0))
     };
-    let reference = run("fp32");
+    let reference = run("fp32", 30);
     assert!(reference[29] < 0.5 * reference[0], "{reference:?}");
-    assert_eq!(run("tf32"), reference);
+    assert_eq!(run("tf32", few), reference[..few]);
     for (precision, near) in [("bf16-mixed", 0.02), ("fp16-mixed", 0.02), ("bf16", 0.05)] {
-        let losses = run(precision);
-        let apart = furthest(&losses, &reference);
+        let losses = run(precision, few);
+        let apart = furthest(&losses, &reference[..few]);
         assert!(apart > 0.0, "{precision} computes in fp32");
         assert!(apart < near * reference[0], "{precision} is {apart} from fp32: {losses:?} {reference:?}");
     }
@@ -86,7 +97,18 @@ fn every_precision_stays_near_fp32() {
 
 #[test]
 fn checkpointing_gives_the_same_training() {
-    for (arch, precision) in [("bert", "fp32"), ("roberta", "fp32"), ("bert", "bf16-mixed")] {
+    expect_checkpointing_to_change_nothing([("roberta", "fp32"), ("bert", "bf16-mixed")]);
+}
+
+#[test]
+#[ignore = "test-all"]
+fn checkpointing_gives_the_same_training_of_bert() {
+    expect_checkpointing_to_change_nothing([("bert", "fp32")]);
+}
+
+#[track_caller]
+fn expect_checkpointing_to_change_nothing<const N: usize>(cases: [(&str, &str); N]) {
+    for (arch, precision) in cases {
         let run = |checkpointing: bool| {
             let mut bench = dishes();
             bench.set("/model/arch", json!(arch)).set("/train/precision", json!(precision));

@@ -41,21 +41,23 @@ fn a_small_model_learns() {
 
 #[test]
 fn every_precision_learns_and_stays_near_fp32() {
-    let run = |precision: &str| {
+    // The CPU multiplies numbers of 16 bits slowly.
+    let few = 8;
+    let run = |precision: &str, steps: usize| {
         let mut bench = texts();
         let rows = fs::read_to_string(bench.path("data/train.jsonl")).unwrap();
         fs::write(bench.path("few.jsonl"), rows.lines().take(16).collect::<Vec<_>>().join("\n")).unwrap();
         let few = json!(bench.path("few.jsonl"));
         bench.set("/data/train", few).set("/train/dropout", json!(0.0)).set("/train/precision", json!(precision));
-        bench.set("/train/batch", json!(16)).set("/train/effective_batch", json!(16)).set("/train/steps", json!(30));
-        losses(&bench.train().expect(0))
+        bench.set("/train/batch", json!(16)).set("/train/effective_batch", json!(16));
+        losses(&bench.set("/train/steps", json!(steps)).train().expect(0))
     };
-    let reference = run("fp32");
+    let reference = run("fp32", 30);
     assert!(reference[29] < 0.5 * reference[0], "{reference:?}");
-    assert_eq!(run("tf32"), reference);
+    assert_eq!(run("tf32", few), reference[..few]);
     for (precision, near) in [("bf16-mixed", 0.03), ("fp16-mixed", 0.02), ("bf16", 0.06)] {
-        let losses = run(precision);
-        let apart = furthest(&losses, &reference);
+        let losses = run(precision, few);
+        let apart = furthest(&losses, &reference[..few]);
         assert!(apart > 0.0, "{precision} computes in fp32");
         assert!(apart < near * reference[0], "{precision} is {apart} from fp32: {losses:?} {reference:?}");
     }
@@ -63,8 +65,19 @@ fn every_precision_learns_and_stays_near_fp32() {
 
 #[test]
 fn checkpointing_gives_the_same_training() {
+    expect_checkpointing_to_change_nothing([("fp32", 3, 1e-6), ("bf16-mixed", 0, 1e-6)]);
+}
+
+#[test]
+#[ignore = "test-all"]
+fn checkpointing_gives_the_same_training_in_other_precisions() {
     // In bf16 the gradients of distances, which all layers share, are rounded at other sums.
-    for (precision, conv, near) in [("fp32", 0, 1e-6), ("fp32", 3, 1e-6), ("bf16-mixed", 0, 1e-6), ("bf16", 3, 1e-2)] {
+    expect_checkpointing_to_change_nothing([("fp32", 0, 1e-6), ("bf16", 3, 1e-2)]);
+}
+
+#[track_caller]
+fn expect_checkpointing_to_change_nothing<const N: usize>(cases: [(&str, u32, f64); N]) {
+    for (precision, conv, near) in cases {
         let run = |checkpointing: bool| {
             let mut bench = texts();
             bench.set("/train/precision", json!(precision)).set("/model/config/conv_kernel_size", json!(conv));

@@ -115,7 +115,18 @@ fn checkpointing_gives_the_same_training() {
 
 #[test]
 fn a_run_that_was_stopped_ends_with_the_same_bits() {
-    for (norm, precision) in [("layer", "fp32"), ("batch", "fp32"), ("batch", "fp16-mixed"), ("layer", "bf16")] {
+    expect_the_same_bits_after_a_stop([("batch", "fp32"), ("layer", "fp16-mixed")]);
+}
+
+#[test]
+#[ignore = "test-all"]
+fn other_runs_that_were_stopped_end_with_the_same_bits() {
+    expect_the_same_bits_after_a_stop([("layer", "fp32"), ("batch", "fp16-mixed"), ("layer", "bf16")]);
+}
+
+#[track_caller]
+fn expect_the_same_bits_after_a_stop<const N: usize>(cases: [(&str, &str); N]) {
+    for (norm, precision) in cases {
         let bench = || {
             let mut bench = series();
             bench.set("/model/config/norm", json!(norm)).set("/train/precision", json!(precision));

@@ -23,9 +23,18 @@ fn fitted(ended: &Ended) -> Option<&Fitted> {
 
 #[test]
 fn worst_first_changes_no_bit() {
-    for (optimizer, precision) in
-        [("adamw", "fp32"), ("adamw", "fp16-mixed"), ("adamw8bit", "bf16"), ("adafactor", "bf16")]
-    {
+    expect_the_same_bits_with_worst_first([("adamw", "fp32"), ("adafactor", "bf16")]);
+}
+
+#[test]
+#[ignore = "test-all"]
+fn worst_first_changes_no_bit_of_other_optimizers() {
+    expect_the_same_bits_with_worst_first([("adamw", "fp16-mixed"), ("adamw8bit", "bf16")]);
+}
+
+#[track_caller]
+fn expect_the_same_bits_with_worst_first<const N: usize>(cases: [(&str, &str); N]) {
+    for (optimizer, precision) in cases {
         let [with, without] = [true, false].map(|worst_first| {
             let mut bench = Bench::recipes();
             bench.set("/train/steps", json!(4)).set("/memory/worst_first", json!(worst_first));

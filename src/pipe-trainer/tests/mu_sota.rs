@@ -100,7 +100,7 @@ fn it_learns_stories_and_writes_them() {
     let mut bench = bench(2000);
     bench.set("/model/config/n_blocks", json!(8));
     bench.set("/model/config/dropout", json!(0.0)).set("/model/config/ffn_dim", json!(192));
-    bench.set("/train/steps", json!(400)).set("/train/optimizer/lr", json!(0.006));
+    bench.set("/train/steps", json!(280)).set("/train/optimizer/lr", json!(0.006));
     bench.set("/train/batch", json!(16)).set("/train/effective_batch", json!(16));
     bench.set("/train/schedule", json!({ "kind": "cosine", "warmup": 20 }));
     bench.set("/evaluate", json!({ "generate": 4, "max_tokens": 30, "temperature": 0.0 }));

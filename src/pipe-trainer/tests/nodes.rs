@@ -130,21 +130,34 @@ fn undisturbed() -> &'static [f64] {
 
 #[test]
 fn nodes_are_one_training() {
+    expect_one_training(2, "optimizer", 1);
+}
+
+#[test]
+#[ignore = "test-all"]
+fn nodes_with_several_ranks_are_one_training() {
+    expect_one_training(2, "none", 2);
+    expect_one_training(4, "optimizer", 2);
+}
+
+/// The curve of one rank; and the same bits, however often it is repeated.
+#[track_caller]
+fn expect_one_training(count: u32, shard: &str, times: u32) {
     let whole = undisturbed();
-    for (count, shard) in [(2, "none"), (4, "optimizer")] {
-        let run = || {
-            let mut bench = bench();
-            bench.set("/train/deterministic", json!(true)).set("/train/shard", json!(shard));
-            nodes(&mut bench, count).set("/evaluate/every", json!(20));
-            let ended = expect_both(Running::start(&bench).end(), 0);
-            let events = fs::read_to_string(bench.run_folder().attempt(1).job().events()).unwrap();
-            assert_eq!(events.lines().count(), ended.events.len(), "the file has the events of one rank");
-            assert!(ended.events.iter().any(|event| matches!(event, EventKind::Eval(_))), "{:?}", ended.events);
-            (ended.curve(), losses(&ended), bench.checkpoint_digests(40))
-        };
-        let first = run();
-        let apart = furthest(whole, &first.1);
-        assert!(apart < 1e-5, "{count} ranks: {apart}\n{whole:?}\n{:?}", first.1);
+    let run = || {
+        let mut bench = bench();
+        bench.set("/train/deterministic", json!(true)).set("/train/shard", json!(shard));
+        nodes(&mut bench, count).set("/evaluate/every", json!(20));
+        let ended = expect_both(Running::start(&bench).end(), 0);
+        let events = fs::read_to_string(bench.run_folder().attempt(1).job().events()).unwrap();
+        assert_eq!(events.lines().count(), ended.events.len(), "the file has the events of one rank");
+        assert!(ended.events.iter().any(|event| matches!(event, EventKind::Eval(_))), "{:?}", ended.events);
+        (ended.curve(), losses(&ended), bench.checkpoint_digests(40))
+    };
+    let first = run();
+    let apart = furthest(whole, &first.1);
+    assert!(apart < 1e-5, "{count} ranks: {apart}\n{whole:?}\n{:?}", first.1);
+    for _ in 1..times {
         assert_eq!(run(), first, "{count} ranks");
     }
 }
@@ -152,18 +165,28 @@ fn nodes_are_one_training() {
 /// One of the launchers, or a rank, is told to stop: all stop after the same step, which is saved.
 #[test]
 fn a_stop_of_one_node_stops_all() {
+    expect_a_stop_of_all(1, 2, "optimizer");
+}
+
+#[test]
+#[ignore = "test-all"]
+fn a_stop_of_one_node_with_two_ranks_stops_all() {
+    expect_a_stop_of_all(1, 4, "none");
+    expect_a_stop_of_all(0, 4, "optimizer");
+}
+
+#[track_caller]
+fn expect_a_stop_of_all(node: usize, count: u32, shard: &str) {
     let whole = undisturbed();
-    for (node, shard) in [(1, "none"), (0, "optimizer")] {
-        let mut bench = bench();
-        nodes(&mut bench, 4).set("/train/shard", json!(shard));
-        let running = Running::start(&bench).until(4);
-        running.signal(running.launchers[node].id(), libc::SIGTERM);
-        let stopped = expect_both(running.end(), 143);
-        let done = stopped.curve().len();
-        assert!((4..40).contains(&done), "{done}");
-        assert_eq!(last_saved(&bench), done as u64, "node {node}: {}", stopped.stderr);
-        expect_the_rest(&mut bench, whole);
-    }
+    let mut bench = bench();
+    nodes(&mut bench, count).set("/train/shard", json!(shard));
+    let running = Running::start(&bench).until(4);
+    running.signal(running.launchers[node].id(), libc::SIGTERM);
+    let stopped = expect_both(running.end(), 143);
+    let done = stopped.curve().len();
+    assert!((4..40).contains(&done), "{done}");
+    assert_eq!(last_saved(&bench), done as u64, "node {node}: {}", stopped.stderr);
+    expect_the_rest(&mut bench, whole);
 }
 
 /// A node that is told to stop before the other has come does not wait for it, and the other stops when it comes.
@@ -182,20 +205,30 @@ fn a_stop_does_not_wait_for_other_nodes() {
 /// A node is gone without a word: the other ends, and where it has the first rank, it saves the last completed step.
 #[test]
 fn a_node_that_is_gone_costs_nothing() {
+    expect_nothing_lost_to(1, 2);
+}
+
+#[test]
+#[ignore = "test-all"]
+fn neither_node_that_is_gone_costs_anything() {
+    expect_nothing_lost_to(1, 4);
+    expect_nothing_lost_to(0, 2);
+}
+
+#[track_caller]
+fn expect_nothing_lost_to(gone: usize, count: u32) {
     let whole = undisturbed();
-    for (gone, count) in [(1, 4), (0, 2)] {
-        let mut bench = bench();
-        nodes(&mut bench, count);
-        let running = Running::start(&bench).until(5);
-        running.signal_node(gone, libc::SIGKILL);
-        let ended = running.end();
-        let left = &ended[1 - gone];
-        assert_eq!(left.code, Some(1), "node {gone}: {}", left.stderr);
-        assert!(left.stderr.contains("the connection to ranks of another node is lost"), "{}", left.stderr);
-        let done = ended[0].curve().len() as u64;
-        assert_eq!(last_saved(&bench), if gone == 1 { done } else { done / 10 * 10 }, "node {gone}: {}", left.stderr);
-        expect_the_rest(&mut bench, whole);
-    }
+    let mut bench = bench();
+    nodes(&mut bench, count);
+    let running = Running::start(&bench).until(5);
+    running.signal_node(gone, libc::SIGKILL);
+    let ended = running.end();
+    let left = &ended[1 - gone];
+    assert_eq!(left.code, Some(1), "node {gone}: {}", left.stderr);
+    assert!(left.stderr.contains("the connection to ranks of another node is lost"), "{}", left.stderr);
+    let done = ended[0].curve().len() as u64;
+    assert_eq!(last_saved(&bench), if gone == 1 { done } else { done / 10 * 10 }, "node {gone}: {}", left.stderr);
+    expect_the_rest(&mut bench, whole);
 }
 
 /// A rank is killed, and its launcher is not: both launchers say so.
@@ -216,32 +249,39 @@ fn a_rank_that_is_killed_is_named_on_every_node() {
 
 /// A rank that hangs is named by its own launcher; a node that hangs as a whole is given up by the others.
 #[test]
-fn what_hangs_is_found() {
+fn a_rank_that_hangs_is_found() {
+    expect_what_hangs_to_be_found(false, "error: rank 1: it did nothing in phase ");
+}
+
+#[test]
+#[ignore = "test-all"]
+fn a_node_that_hangs_is_found() {
+    let message = "error: rank 0: all ranks of node 0 have waited for those of other nodes for ";
+    expect_what_hangs_to_be_found(true, message);
+}
+
+#[track_caller]
+fn expect_what_hangs_to_be_found(all: bool, message: &str) {
     let whole = undisturbed();
-    for (all, message) in [
-        (false, "error: rank 1: it did nothing in phase "),
-        (true, "error: rank 0: all ranks of node 0 have waited for those of other nodes for "),
-    ] {
-        let mut bench = bench();
-        bench.set("/train/rank_timeout", json!(20));
-        let running = Running::start(&bench).until(3);
-        let (launcher, rank) = (running.launchers[1].id(), running.rank(1));
-        let stopped = if all { vec![launcher, rank] } else { vec![rank] };
-        stopped.iter().for_each(|process| running.signal(*process, libc::SIGSTOP));
-        if all {
-            wait_for("a notice", || {
-                bench.run_folder().attempt(1).job().ranks().join("ended-node-0.json").exists().then_some(())
-            });
-            stopped.iter().for_each(|process| running.signal(*process, libc::SIGCONT));
-        }
-        let ended = running.end();
-        for ended in &ended {
-            assert!(ended.stderr.contains(message), "{}", ended.stderr);
-        }
-        let first = expect_both(ended, 1);
-        assert_eq!(last_saved(&bench), first.curve().len() as u64, "{}", first.stderr);
-        expect_the_rest(&mut bench, whole);
+    let mut bench = bench();
+    bench.set("/train/rank_timeout", json!(20));
+    let running = Running::start(&bench).until(3);
+    let (launcher, rank) = (running.launchers[1].id(), running.rank(1));
+    let stopped = if all { vec![launcher, rank] } else { vec![rank] };
+    stopped.iter().for_each(|process| running.signal(*process, libc::SIGSTOP));
+    if all {
+        wait_for("a notice", || {
+            bench.run_folder().attempt(1).job().ranks().join("ended-node-0.json").exists().then_some(())
+        });
+        stopped.iter().for_each(|process| running.signal(*process, libc::SIGCONT));
     }
+    let ended = running.end();
+    for ended in &ended {
+        assert!(ended.stderr.contains(message), "{}", ended.stderr);
+    }
+    let first = expect_both(ended, 1);
+    assert_eq!(last_saved(&bench), first.curve().len() as u64, "{}", first.stderr);
+    expect_the_rest(&mut bench, whole);
 }
 
 /// Memory runs out on one node: it is the out-of-memory of the attempt, on both.

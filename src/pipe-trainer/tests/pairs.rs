@@ -94,7 +94,7 @@ fn going_on_from_a_checkpoint_ends_with_the_same_bits() {
 #[test]
 fn a_small_model_learns_which_text_belongs_to_which_picture() {
     let mut bench = bench(1500, 60);
-    bench.set("/train/steps", json!(150)).set("/train/batch", json!(32)).set("/train/effective_batch", json!(64));
+    bench.set("/train/steps", json!(100)).set("/train/batch", json!(32)).set("/train/effective_batch", json!(64));
     bench.set("/train/schedule", json!({ "kind": "cosine", "warmup": 10 })).set("/evaluate", json!({ "every": 1000 }));
     let ended = bench.train().expect(0);
     let scores = &evals(&ended)[0].scores;

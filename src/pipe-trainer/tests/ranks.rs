@@ -105,6 +105,14 @@ fn expect_the_same(one: &Ended, several: &Ended, how: Ranks) {
     assert_eq!(evals(several).len(), evals(one).len(), "{name}");
 }
 
+fn t5() -> Bench {
+    Bench::recipes()
+}
+
+fn clip() -> Bench {
+    pairs::bench(60, 13)
+}
+
 fn deberta() -> Bench {
     deberta::texts()
 }
@@ -121,17 +129,7 @@ fn mu_sota() -> Bench {
 
 for_each_architecture! {
     expect_three_to_change_nothing, expect_no_number_to_change_anything:
-    bert, bert_with_weights_of_classes, deberta, hybrid_cnn_lstm, mu_sota, bag_of_words, vit
-}
-
-#[test]
-fn t5() {
-    expect_no_number_to_change_anything(Bench::recipes());
-}
-
-#[test]
-fn clip() {
-    expect_no_number_to_change_anything(pairs::bench(60, 13));
+    t5, clip, bert, bert_with_weights_of_classes, deberta, hybrid_cnn_lstm, mu_sota, bag_of_words, vit
 }
 
 /// Batch norm takes the mean and variance of the samples of all ranks: those of one rank with all of them.
