@@ -193,6 +193,15 @@ impl<'a> Graphs<'a> {
         recorded.launch(part, model.weights(), self.hardware.device).map(Some)
     }
 
+    /// Forgets the gradients that a graph has left, when everything of a step is queued. At its beginning the card would wait for that.
+    pub fn forget_used(&self, weights: &Weights) -> Result<(), TrainerError> {
+        let state = self.state.borrow();
+        if state.launched && !state.given && state.gradients.is_none() {
+            weights.forget_gradients()?;
+        }
+        Ok(())
+    }
+
     /// Counts a part with so many tokens, of which more may be computed.
     pub fn count(&self, tokens: u64, computed: u64) {
         let mut state = self.state.borrow_mut();

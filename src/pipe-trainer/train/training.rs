@@ -159,6 +159,9 @@ impl<'a> Training<'a> {
             }
         };
         // The one place of a step that waits for the device: everything is queued by now.
+        if let Some(graphs) = &self.graphs {
+            graphs.forget_used(self.state.model.weights())?;
+        }
         self.ahead = self.prepare_next();
         let Accumulated { loss, targets, divisor, parts, filled, .. } = accumulated;
         let launched = Instant::now();
