@@ -27,6 +27,7 @@ inline float __fadd_rn(float x, float y) { volatile float out = x + y; return ou
 inline float rsqrtf(float x) { return 1 / std::sqrt(x); }
 inline float fast_exp2(float x) { return std::exp2(x); }
 inline float fast_reciprocal(float x) { return 1 / x; }
+inline float fast_root(float x) { return std::sqrt(x); }
 
 inline unsigned __byte_perm(unsigned x, unsigned y, unsigned selector) {
   uint64_t bytes = uint64_t(y) << 32 | x;

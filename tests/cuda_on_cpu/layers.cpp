@@ -330,6 +330,93 @@ template <typename T> void drops(u32 rows, u32 width, const std::string& name) {
   compare(name, out, want, 1e-6);
 }
 
+// --- Sums, and AdamW ------------------------------------------------------------------------------------------------------------
+
+// Two matrices.
+template <typename T> void column_sums(u32 rows, u32 width, const std::string& name) {
+  auto in = Array<float>::random(2 * rows * width, rows + width);
+  Array<T> out(2 * width);
+  std::vector<double> want(2 * width);
+  for (u32 i = 0; i < 2 * rows * width; i++) want[i / (rows * width) * width + i % width] += in.at(i);
+  cpu::launch({(width + SUM_COLUMNS - 1) / SUM_COLUMNS, 2, 1}, 1024, 0, rows, [&] { sum_rows<T>(in.data(), out.data(), rows, width); });
+  compare(name, out, want, 1e-5 * rows);
+}
+
+template <typename T> void sums_of_some_rows(u32 rows, u32 width, const std::string& name) {
+  const u32 parts = 3;
+  auto in = Array<T>::random(rows * width, rows + width);
+  Array<float> out(parts * width);
+  std::vector<double> want(parts * width);
+  for (u32 i = 0; i < rows * width; i++) want[i / width / 8 % parts * width + i % width] += in.at(i);
+  cpu::launch({(width + 255) / 256, parts, 1}, 256, 0, rows, [&] { sum_some_rows<T>(in.data(), out.data(), rows, width); });
+  compare(name, out, want, 1e-5 * rows);
+}
+
+template <typename T> void scaled(u64 count, const std::string& name) {
+  auto data = Array<T>::random(count, unsigned(count));
+  std::vector<double> want;
+  for (u64 i = 0; i < count; i++) want.push_back(data.at(i) * 0.75);
+  float factor = 0.75f;
+  cpu::launch({2, 1, 1}, 256, 0, 1, [&] { scale_all<T>(data.data(), &factor, count); });
+  compare(name, data, want, 0);
+}
+
+// Blocks of `chunk` elements of tensors of these sizes, for kernels over many tensors.
+std::vector<u64> first_blocks(const std::vector<u64>& sizes, u64 chunk) {
+  std::vector<u64> first{0};
+  for (u64 n : sizes) first.push_back(first.back() + (n + chunk - 1) / chunk);
+  return first;
+}
+
+template <typename T> void squares(const std::string& name) {
+  const std::vector<u64> sizes{1000, 0, 512, 3};
+  const u64 chunk = 256;
+  auto first = first_blocks(sizes, chunk);
+  std::vector<Array<T>> all;
+  std::vector<OneOfMany<T>> table;
+  std::vector<double> want(first.back());
+  for (size_t k = 0; k < sizes.size(); k++) {
+    all.push_back(Array<T>::random(sizes[k], unsigned(k + 1)));
+    table.push_back({all[k].data(), sizes[k], first[k]});
+    for (u64 i = 0; i < sizes[k]; i++) want[first[k] + i / chunk] += all[k].at(i) * all[k].at(i);
+  }
+  Array<float> out(first.back());
+  cpu::launch({unsigned(first.back()), 1, 1}, 256, 0, 1, [&] { sum_squares<T>(table.data(), u32(sizes.size()), chunk, out.data()); });
+  compare(name, out, want, 1e-3);
+}
+
+template <typename T> void updates(const std::string& name) {
+  const std::vector<u64> sizes{1000, 512, 3};
+  const u64 chunk = 512;
+  const AdamW s{0.01f, 0.9f, 0.99f, 1e-8f, 0.1f, 0.5f, 0.02f, 7};
+  auto first = first_blocks(sizes, chunk);
+  std::vector<std::array<Array<T>, 4>> all;
+  std::vector<Parameter<T>> table;
+  std::vector<std::array<std::vector<double>, 3>> want;
+  float scale = 0.5f;
+  for (size_t k = 0; k < sizes.size(); k++) {
+    unsigned seed = 10 * unsigned(k);
+    all.push_back({Array<T>::random(sizes[k], seed + 1), Array<T>::random(sizes[k], seed + 2), Array<T>::random(sizes[k], seed + 3),
+                   Array<T>::random(sizes[k], seed + 4)});
+    auto& [p, g, m, v] = all.back();
+    table.push_back({p.data(), g.data(), m.data(), v.data(), sizes[k], first[k]});
+    want.push_back({std::vector<double>(sizes[k]), std::vector<double>(sizes[k]), std::vector<double>(sizes[k])});
+    for (u64 i = 0; i < sizes[k]; i++) {
+      store(v.data()[i], std::abs(float(v.at(i))));
+      double grad = g.at(i) * scale, average = m.at(i) * s.beta1 + grad * (1 - s.beta1), square = v.at(i) * s.beta2 + grad * grad * (1 - s.beta2);
+      want[k][0][i] = p.at(i) * (1 - double(s.lr) * s.decay) - s.size * average / (std::sqrt(square) / s.root2 + s.eps);
+      want[k][1][i] = average;
+      want[k][2][i] = square;
+    }
+  }
+  cpu::launch({unsigned(first.back()), 1, 1}, 256, 0, 1, [&] { adamw<T>(table.data(), u32(sizes.size()), chunk, &scale, s); });
+  for (size_t k = 0; k < sizes.size(); k++) {
+    const Array<T>* got[] = {&all[k][0], &all[k][2], &all[k][3]};
+    // Rounded up or down, and not to the nearest.
+    for (int what = 0; what < 3; what++) compare(name + ", parameter " + std::to_string(k), *got[what], want[k][what], 1e-6, sizeof(T) == 2 ? 1e-2 : 0);
+  }
+}
+
 }  // namespace
 
 int main() {
@@ -355,5 +442,20 @@ int main() {
     drops<BF16>(9, width, "bf16 dropout of rows of " + std::to_string(width));
     drops<float>(9, width, "fp32 dropout of rows of " + std::to_string(width));
   }
+  for (u32 rows : {1u, 33u, 264u}) {
+    for (u32 width : {8u, 32u, 1000u}) {
+      column_sums<float>(rows, width, "fp32 sums of " + std::to_string(rows) + " rows of " + std::to_string(width));
+      column_sums<BF16>(rows, width, "bf16 sums of " + std::to_string(rows) + " rows of " + std::to_string(width));
+    }
+  }
+  for (u32 rows : {1u, 30u, 100u}) {
+    sums_of_some_rows<BF16>(rows, 520, "bf16, some of " + std::to_string(rows) + " rows");
+    sums_of_some_rows<float>(rows, 8, "fp32, some of " + std::to_string(rows) + " rows");
+  }
+  for (u64 count : {5u, 8u, 9003u}) scaled<BF16>(count, std::to_string(count) + " numbers in bf16 times one");
+  squares<BF16>("bf16 squares");
+  squares<float>("fp32 squares");
+  updates<BF16>("AdamW in bf16");
+  updates<float>("AdamW in fp32");
   return wrong ? 1 : 0;
 }

@@ -226,6 +226,9 @@ impl<'a> Steps<'a> {
         let norm = torch::total_norm(&gradients)?;
         let scale = clip_factor(&norm, train.clip)?;
         optimizer.update(model.weights(), &gradients, &scale, train.optimizer.lr, step)?;
+        if let Some(graphs) = graphs {
+            graphs.forget_used(model.weights())?;
+        }
         after(UPDATE)?;
         losses.iter().map(|loss| Ok(loss.f_double_value(&[])?)).sum()
     }

@@ -136,6 +136,8 @@ struct Packing {
     in_full_length: bool,
     /// Whether the model unpacks them for its attention: rows that are padded to the longest decide how much a part holds.
     unpacks: bool,
+    /// Where tokens alone decide the shape of a part: the samples of a step.
+    step: Option<usize>,
 }
 
 impl PartShape {
@@ -146,12 +148,26 @@ impl PartShape {
     /// The same without padding, for a model that takes samples one behind the other. A part may hold so many samples of full length.
     pub fn packed(mut self, batch: u32) -> Self {
         self.paddings.iter_mut().for_each(|padding| padding.length = None);
-        Self { packing: Some(Packing { batch: batch as usize, in_full_length: false, unpacks: false }), ..self }
+        Self {
+            packing: Some(Packing { batch: batch as usize, in_full_length: false, unpacks: false, step: None }),
+            ..self
+        }
     }
 
     /// The same for a model that unpacks samples for its attention.
     pub fn unpacked_for_attention(self) -> Self {
         Self { packing: self.packing.map(|packing| Packing { unpacks: true, ..packing }), ..self }
+    }
+
+    /// The same for a model to which spare samples without a label, and the length of the longest, make no difference: a part has as many samples as
+    /// go with its tokens, of the so many of a step.
+    pub fn shaped_by_tokens(self, step: u32) -> Self {
+        Self { packing: self.packing.map(|packing| Packing { step: Some(step as usize), ..packing }), ..self }
+    }
+
+    /// The same without spare samples.
+    pub fn with_own_samples(self) -> Self {
+        Self { packing: self.packing.map(|packing| Packing { step: None, ..packing }), ..self }
     }
 
     /// The same with a row for each sample.
@@ -311,15 +327,27 @@ impl PartShape {
         }
         let is_token = |column: &Column| matches!(column, Column::Tokens(_) | Column::PerToken(_));
         let only_tokens = first.columns.iter().all(|(_, column)| is_token(column));
-        let count = if self.rounds && only_tokens { rounded(samples.len()) } else { samples.len() };
+        let may_be_spare = |(name, column): &(&str, Column)| is_token(column) || spare_label(name, column).is_some();
+        let step = packing.step.filter(|_| self.rounds && first.columns.iter().all(may_be_spare));
+        let packing = Packing { step, ..packing };
+        let count = match (step, ids) {
+            (Some(step), Some(ids)) => {
+                let tokens = kept.iter().map(Vec::len).sum();
+                spared(samples.len(), self.rounded_tokens(first.columns[ids].0, tokens, packing), step)
+            }
+            _ if self.rounds && only_tokens => rounded(samples.len()),
+            _ => samples.len(),
+        };
         for (index, (name, of_first)) in first.columns.iter().enumerate() {
             let has_own_rows = match of_first {
                 _ if *name == MASK => continue,
                 Column::Tokens(_) => !ALIGNED_COLUMNS.contains(name),
                 Column::PerToken(_) => ids.is_none_or(|ids| !are_aligned(column(index), column(ids))),
                 Column::Whole(_) | Column::Real(_) | Column::Values { .. } => {
-                    let tensor = self.tensor(name, &column(index).collect::<Vec<_>>())?;
-                    part = part.with(name, torch::to_device(&tensor, self.device)?);
+                    let mut all: Vec<&Column> = column(index).collect();
+                    let spare = spare_label(name, of_first);
+                    all.extend(spare.iter().cycle().take(count - samples.len()));
+                    part = part.with(name, torch::to_device(&self.tensor(name, &all)?, self.device)?);
                     continue;
                 }
             };
@@ -349,10 +377,11 @@ impl PartShape {
         let last = positions.iter().filter_map(|positions| positions.last()).max();
         let longest = last.map_or(1, |last| last + 1).next_multiple_of(self.multiple);
         let most = self.padding(name).map_or(longest, |padding| padding.most);
+        let few = if packing.step.is_some() { most } else { longest.next_power_of_two().min(most) };
         PackedSize {
             samples,
             tokens: self.rounded_tokens(name, positions.iter().map(Vec::len).sum(), packing),
-            longest: if self.rounds { longest.next_power_of_two().min(most).max(longest) } else { longest },
+            longest: if self.rounds { few.max(longest) } else { longest },
             any_lengths: self.rounds,
         }
     }
@@ -429,6 +458,20 @@ fn lengths_of(mut each: impl Iterator<Item = usize>) -> Lengths {
 /// At most an eighth longer, or 3 tokens: not more than 16 lengths between any number and its double.
 fn rounded(length: usize) -> usize {
     length.next_multiple_of((length / 16).next_power_of_two().max(4))
+}
+
+/// As many samples as each of a few numbers of tokens has: those of rows of 64 tokens, or more where there are more, and no more than a step has.
+fn spared(samples: usize, tokens: usize, step: usize) -> usize {
+    samples.max(tokens / 64).next_power_of_two().min(step).max(samples)
+}
+
+/// The label of a sample that is not there: no loss counts it. Absent where labels have no such number.
+fn spare_label(name: &str, like: &Column) -> Option<Column> {
+    match like {
+        Column::Whole(_) if name == "labels" => Some(Column::Whole(IGNORED)),
+        Column::Real(_) if name == LOSS_WEIGHTS => Some(Column::Real(0.0)),
+        _ => None,
+    }
 }
 
 fn tokens(column: &Column) -> &[i64] {
@@ -616,6 +659,40 @@ mod tests {
         assert_eq!((rounded.packed("input_ids").unwrap().longest(), rounded.packed("next").unwrap().longest()), (4, 4));
         let full = shape.in_full_length();
         assert_eq!(full.collate(&samples[1..]).unwrap().get("next").unwrap().size(), [1, 7]);
+    }
+
+    #[test]
+    fn tokens_decide_the_shape_of_a_part() {
+        let padding = Padding { column: "input_ids", with: 9, length: None, most: 512 };
+        let shape = PartShape::new(&[padding], Device::Cpu).packed(8).in_few_lengths();
+        let by_tokens = shape.clone().shaped_by_tokens(64);
+        let part = |shape: &PartShape, lengths: &[usize]| {
+            let samples: Vec<Sample> = lengths
+                .iter()
+                .map(|length| Sample {
+                    columns: vec![
+                        ("input_ids", Column::Tokens(vec![1; *length])),
+                        ("labels", Column::Whole(2)),
+                        (LOSS_WEIGHTS, Column::Real(0.5)),
+                    ],
+                    targets: 1,
+                })
+                .collect();
+            shape.collate(&samples).unwrap()
+        };
+        let sizes = |part: &Part| part.tensors().map(|(_, tensor)| tensor.size()).collect::<Vec<_>>();
+        let (long, short) = (part(&by_tokens, &[400, 90]), part(&by_tokens, &[72; 7]));
+        assert_eq!(sizes(&long), sizes(&short));
+        assert_ne!(sizes(&part(&shape, &[400, 90])), sizes(&part(&shape, &[72; 7])));
+        let numbers = |name: &str| Vec::<f64>::try_from(long.get(name).unwrap().to_kind(Kind::Double)).unwrap();
+        assert_eq!(
+            numbers("labels"),
+            [[2.0; 2], [IGNORED as f64; 2], [IGNORED as f64; 2], [IGNORED as f64; 2]].concat()
+        );
+        assert_eq!(numbers(LOSS_WEIGHTS), [0.5, 0.5, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]);
+        assert_eq!(part(&by_tokens, &[9; 60]).get("labels").unwrap().size(), [64], "no more than a step has");
+        let own = by_tokens.with_own_samples();
+        assert_eq!(part(&own, &[400, 90]).get("labels").unwrap().size(), [2], "where each has a row of its own");
     }
 
     /// As rows are that somebody else has padded.

@@ -285,6 +285,11 @@ impl Loader {
         let ended = |_| TrainerError::Panic { message: "the loader ended before the training".to_owned() };
         self.0.recv().map_err(ended)?
     }
+
+    /// The same where it need not be waited for.
+    pub fn next_if_ready(&mut self) -> Option<Result<Loaded, TrainerError>> {
+        self.0.try_recv().ok()
+    }
 }
 
 fn prepare(reader: &Reader, mut order: SampleOrder, first: u64, sender: &SyncSender<Result<Loaded, TrainerError>>) {

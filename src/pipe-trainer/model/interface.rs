@@ -81,6 +81,11 @@ pub trait Model {
         false
     }
 
+    /// Whether neither the length of the longest packed sample nor spare samples, whose labels the loss ignores, make a difference to the loss.
+    fn is_shaped_by_tokens(&self) -> bool {
+        false
+    }
+
     /// The lengths of rows should be multiples of this, for the sake of the model's kernels.
     fn row_multiple(&self) -> usize {
         1

@@ -192,6 +192,25 @@ pub fn together<const N: usize>(input: &Tensor, layers: [&Linear; N], pass: Pass
     }
 }
 
+/// Several layers of one input whose outputs live for different times: each is computed by itself.
+pub fn apart<const N: usize>(input: &Tensor, layers: [&Linear; N], pass: Pass) -> Result<[Tensor; N], TrainerError> {
+    let biases: Vec<&Tensor> = layers.iter().filter_map(|layer| layer.bias.as_deref()).collect();
+    match plain(layers).filter(|_| input.device().is_cuda()) {
+        Some(weights) => Ok(torch::linears_apart(&input.f_to_kind(pass.compute)?, weights, biases.try_into().ok())?),
+        None => each(input, layers, pass),
+    }
+}
+
+/// Lays the weights of layers together that are computed as one, on a card. Without the memory for that they stay where they are.
+pub fn lay_together<const N: usize>(layers: [&Linear; N]) {
+    let on_card = |weights: &[&Tensor; N]| weights.iter().all(|weight| weight.device().is_cuda());
+    if let Some(weights) = plain(layers).filter(on_card)
+        && let Err(error) = torch::lay_together(&weights)
+    {
+        tracing::debug!("weights lie apart: {error}");
+    }
+}
+
 /// The weights alone, where nothing else makes the products.
 fn plain<const N: usize>(layers: [&Linear; N]) -> Option<[&Tensor; N]> {
     let weights: Vec<&Tensor> = layers.into_iter().filter_map(Linear::plain).collect();

@@ -5,6 +5,8 @@
 
 #include <dlfcn.h>
 
+#include <cstring>
+
 #include <map>
 #include <mutex>
 #include <string>
@@ -183,6 +185,29 @@ inline bool fits(const at::Tensor& tensor) {
 inline at::Tensor fitting(const at::Tensor& tensor) {
   return fits(tensor) ? tensor : tensor.contiguous().clone();
 }
+
+// The work of a kernel over many tensors: what it needs of each, and the first of the blocks that take CHUNK of its elements each.
+template <typename Row> class Blocks {
+ public:
+  static constexpr uint64_t CHUNK = 16384;
+
+  void add(const Row& row, uint64_t elements) {
+    rows.push_back(row);
+    blocks += (elements + CHUNK - 1) / CHUNK;
+  }
+  uint64_t count() const { return blocks; }
+
+  // Of the host.
+  at::Tensor table() const {
+    auto table = at::empty({int64_t(rows.size() * sizeof(Row))}, at::kByte);
+    memcpy(table.data_ptr(), rows.data(), rows.size() * sizeof(Row));
+    return table;
+  }
+
+ private:
+  std::vector<Row> rows;
+  uint64_t blocks = 0;
+};
 
 inline int64_t blocks_for(int64_t elements, int64_t threads) {
   return std::max<int64_t>(1, std::min<int64_t>((elements / 8 + threads - 1) / threads, 8192));

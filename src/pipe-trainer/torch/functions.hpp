@@ -100,6 +100,35 @@ struct SelectRows : torch::autograd::Function<SelectRows> {
   }
 };
 
+// --- Sums of columns -----------------------------------------------------------------------------------------------------
+
+// The columns of `in` [rows, width], or of each of some such matrices, in fp32, added up in `type`.
+inline Tensor sum_rows(const Tensor& in, at::ScalarType type) {
+  auto sizes = in.sizes().vec();
+  sizes.erase(sizes.end() - 2);
+  auto out = at::empty(sizes, in.options().dtype(type));
+  int64_t rows = in.size(-2), width = in.size(-1);
+  if (out.numel() == 0) return out;
+  cuda::Grid grid{(width + kernels::SUM_COLUMNS - 1) / kernels::SUM_COLUMNS, out.numel() / width, 1};
+  const void* pi = in.data_ptr();
+  cuda::launch_grid(in.device(), kernels::sum_rows(cuda::type_of(type)), grid, pi, out.data_ptr(), uint32_t(rows), uint32_t(width));
+  return out;
+}
+
+// The columns of `in` [rows, width], of any kind, added up in fp32.
+inline Tensor sum_of_rows(const Tensor& in, at::ScalarType type) {
+  int64_t rows = in.size(0), width = in.size(1);
+  if (!in.is_cuda() || !cuda::fits(in) || width % 8 || in.numel() == 0) return in.sum(0, false, at::kFloat).to(type);
+  auto columns = (width + kernels::SOME_COLUMNS - 1) / kernels::SOME_COLUMNS;
+  // Some blocks for each multiprocessor.
+  auto parts = std::max<int64_t>(1, std::min((rows + 7) / 8, 528 / columns));
+  auto sums = at::empty({parts, width}, in.options().dtype(at::kFloat));
+  const void* pi = in.data_ptr();
+  cuda::launch_grid(in.device(), kernels::sum_some_rows(cuda::type_of(in.scalar_type())), {columns, parts, 1}, pi, sums.data_ptr(), uint32_t(rows),
+                    uint32_t(width));
+  return sum_rows(sums, type);
+}
+
 // --- norm(residual + dropped (in + in_bias)) -------------------------------------------------------------------------------
 // Without `in` the norm of the residual. Gives the norm, and where `keeps` is set the sum as well.
 
@@ -156,7 +185,7 @@ struct AddNorm : torch::autograd::Function<AddNorm> {
     auto columns = at::empty({3, blocks, int64_t(width)}, inverse.options());
     cuda::launch(hat.device(), kernel(kind, type, weight).backward(), blocks, pointer(d_out), pointer(more), pointer(hat),
                  pointer(inverse), pointer(weight), pointer(d_sum), pointer(d_in), pointer(columns), rows, width, dropout);
-    auto totals = columns.sum(1).to(weight.scalar_type());
+    auto totals = sum_rows(columns, weight.scalar_type());
     return {adds ? (same ? d_sum : d_in) : Tensor(), biased ? totals[2] : Tensor(), d_sum, totals[0], totals[1],
             Tensor(), Tensor(), Tensor(), Tensor()};
   }
@@ -198,7 +227,7 @@ struct RmsNorm : torch::autograd::Function<RmsNorm> {
     auto sums = weight.requires_grad() ? at::empty({blocks, int64_t(width)}, inverse.options()) : Tensor();
     cuda::launch(in.device(), AddNorm::kernel(kind, in.scalar_type(), weight).rms_backward(), blocks, d_out.data_ptr(), AddNorm::pointer(d_past),
                  in.data_ptr(), inverse.data_ptr(), weight.data_ptr(), d_in.data_ptr(), AddNorm::pointer(sums), rows, width);
-    return {d_in, sums.defined() ? sums.sum(0).to(weight.scalar_type()) : Tensor(), Tensor(), Tensor()};
+    return {d_in, sums.defined() ? sum_rows(sums, weight.scalar_type()) : Tensor(), Tensor(), Tensor()};
   }
 };
 
@@ -246,7 +275,7 @@ inline Tensor weight_gradient(const Tensor& weight, const Tensor& d_out, const T
 
 // The gradient of a bias: the sum of all rows, added up in fp32.
 inline Tensor bias_gradient(const Tensor& bias, const Tensor& d_out) {
-  return bias.defined() && bias.requires_grad() ? d_out.sum(0, false, at::kFloat).to(bias.scalar_type()) : Tensor();
+  return bias.defined() && bias.requires_grad() ? sum_of_rows(d_out, bias.scalar_type()) : Tensor();
 }
 
 // The gradient of what goes into a product and past it, as a residual does: d_past + d_out w. Where nobody else has d_past the product itself adds
@@ -279,11 +308,45 @@ struct Linear : torch::autograd::Function<Linear> {
 };
 
 // --- Several products of one input, as one -----------------------------------------------------------------------------------
-// Weights and biases one after the other (all biases or none). What comes out are slices of one tensor, and where `passes` is set what came in.
+// Weights and biases one after the other (all biases or none). What comes out are slices of one tensor, and where `passes` is set what came in. Where
+// they are `apart` each product has a tensor of its own, which is not kept as long as the others are, and the gradients of the input are added up in the
+// products that make them.
+
+// Matrices that lie one below the other, as one.
+inline Optional lie_together(at::ArrayRef<Tensor> tensors) {
+  const auto& first = tensors[0];
+  auto sizes = first.sizes().vec();
+  auto at = first.storage_offset();
+  sizes[0] = 0;
+  for (const auto& t : tensors) {
+    bool is_next = t.is_contiguous() && t.storage().is_alias_of(first.storage()) && t.storage_offset() == at && t.scalar_type() == first.scalar_type();
+    if (!is_next || t.sizes().slice(1) != first.sizes().slice(1)) return std::nullopt;
+    at += t.numel();
+    sizes[0] += t.size(0);
+  }
+  at::NoGradGuard no_grad;
+  return first.detach().as_strided(sizes, first.strides());
+}
+
+// Lays them so, in new memory.
+inline void lay_together(std::vector<Tensor> tensors) {
+  at::NoGradGuard no_grad;
+  // Kernels read them in pieces of 16 bytes.
+  for (const auto& t : tensors) {
+    if (t.nbytes() % 16 || t.scalar_type() != tensors[0].scalar_type() || t.sizes().slice(1) != tensors[0].sizes().slice(1)) return;
+  }
+  auto whole = at::cat(tensors);
+  int64_t start = 0;
+  for (auto& t : tensors) {
+    t.set_data(whole.narrow(0, start, t.size(0)));
+    start += t.size(0);
+  }
+}
 
 struct Linears : torch::autograd::Function<Linears> {
-  // Narrow, one below the other.
+  // Narrow, one below the other: a view where they lie so already.
   static Tensor stacked(at::ArrayRef<Tensor> tensors, at::ScalarType type) {
+    if (auto whole = lie_together(tensors)) return whole->to(type);
     if (tensors[0].scalar_type() == type) return at::cat(tensors);
     int64_t rows = 0;
     for (const auto& t : tensors) rows += t.size(0);
@@ -316,13 +379,20 @@ struct Linears : torch::autograd::Function<Linears> {
     return first.as_strided({first.size(0), width}, {width, 1});
   }
 
-  static variable_list forward(AutogradContext* ctx, Tensor in, at::TensorList layers, int64_t count, bool passes) {
+  static variable_list forward(AutogradContext* ctx, Tensor in, at::TensorList layers, int64_t count, bool passes, bool apart) {
     auto weights = layers.slice(0, count), biases = layers.slice(count);
     ctx->saved_data["count"] = count;
+    ctx->saved_data["apart"] = apart;
     auto saved = layers.vec();
     saved.push_back(in);
     ctx->save_for_backward(saved);
     auto type = in.scalar_type();
+    if (apart) {
+      variable_list outs;
+      for (int64_t i = 0; i < count; i++) outs.push_back(at::linear(in, weights[i].to(type), biases.empty() ? Optional() : Optional(biases[i].to(type))));
+      if (passes) outs.push_back(in);
+      return outs;
+    }
     auto out = at::linear(in, stacked(weights, type), biases.empty() ? Optional() : Optional(at::cat(biases).to(type)));
     variable_list outs;
     int64_t start = 0;
@@ -347,13 +417,14 @@ struct Linears : torch::autograd::Function<Linears> {
     saved.pop_back();
     at::ArrayRef<Tensor> layers(saved);
     auto weights = layers.slice(0, count), biases = layers.slice(count);
+    if (ctx->saved_data["apart"].toBool()) return backward_apart(std::move(d_past), gradients, in, weights, biases);
     auto d_out = beside(gradients);
     gradients.clear();
     bool trains = std::any_of(weights.begin(), weights.end(), [](const Tensor& weight) { return weight.requires_grad(); });
     auto d_weight = trains ? product_as(d_out.t(), rows_of(in), weights[0].scalar_type()) : Tensor();
     auto narrow = stacked(weights, in.scalar_type());
     auto d_in = d_past.defined() ? past_product(std::move(d_past), d_out, narrow) : d_out.mm(narrow).view(in.sizes());
-    auto d_bias = biases.empty() ? Tensor() : d_out.sum(0, false, at::kFloat).to(biases[0].scalar_type());
+    auto d_bias = biases.empty() ? Tensor() : sum_of_rows(d_out, biases[0].scalar_type());
     variable_list out{d_in};
     int64_t start = 0;
     for (const auto& weight : weights) {
@@ -365,7 +436,25 @@ struct Linears : torch::autograd::Function<Linears> {
       out.push_back(d_bias.narrow(0, start, bias.size(0)));
       start += bias.size(0);
     }
-    out.resize(out.size() + 2);
+    out.resize(out.size() + 3);
+    return out;
+  }
+
+  static variable_list backward_apart(Tensor d_in, variable_list& gradients, const Tensor& in, at::ArrayRef<Tensor> weights, at::ArrayRef<Tensor> biases) {
+    variable_list d_weights, d_biases;
+    for (size_t i = 0; i < weights.size(); i++) {
+      auto d_out = rows_of(gradients[i]);
+      auto narrow = weights[i].to(in.scalar_type());
+      if (i > 0) rows_of(d_in).addmm_(d_out, narrow);
+      else d_in = d_in.defined() ? past_product(std::move(d_in), d_out, narrow) : d_out.mm(narrow).view(in.sizes());
+      d_weights.push_back(weight_gradient(weights[i], d_out, rows_of(in)));
+      if (!biases.empty()) d_biases.push_back(bias_gradient(biases[i], d_out));
+      gradients[i].reset();
+    }
+    variable_list out{d_in};
+    out.insert(out.end(), d_weights.begin(), d_weights.end());
+    out.insert(out.end(), d_biases.begin(), d_biases.end());
+    out.resize(out.size() + 3);
     return out;
   }
 };
@@ -389,14 +478,14 @@ struct Activation {
   }
 
   // What `forward` gave is written over `a`, the gradient of `a` over that of what it gave, and that of the gate over the gate. Gives that of the
-  // bias, in fp32, where there is one.
+  // bias, where there is one.
   Tensor backward(const Tensor& a, const Tensor& gate, const Tensor& bias, const Tensor& d_out) const {
     // Partial sums cost as much as they take, and each multiprocessor wants some blocks.
     auto blocks = blocks_of_rows(a, bias.defined() ? 1056 : 8192);
     auto sums = bias.defined() ? at::empty({blocks, a.size(1)}, a.options().dtype(at::kFloat)) : Tensor();
     const void* pb = pointer(bias);
     launch(kernel(a, bias).backward(), a, blocks, a.data_ptr(), pointer(gate), pb, d_out.data_ptr(), pointer(sums));
-    return bias.defined() ? sums.sum(0) : Tensor();
+    return bias.defined() ? sum_rows(sums, bias.scalar_type()) : Tensor();
   }
 
   // Each takes every so-manyth row of its columns.
@@ -468,7 +557,6 @@ struct FeedForward : torch::autograd::Function<FeedForward> {
       d_gate = weight_gradient(gate, d_g, x);
       rows_of(d_in).addmm_(d_g, narrow(gate));
     }
-    if (b1.defined()) d_b1 = d_b1.to(b1.scalar_type());
     return {d_in, d_w1, d_b1, d_gate, d_w2, d_b2, Tensor(), Tensor(), Tensor()};
   }
 };
@@ -538,6 +626,17 @@ struct Turn : torch::autograd::Function<Turn> {
   }
 };
 
+// --- Numbers times a number on their device ----------------------------------------------------------------------------------
+
+// In place.
+inline Tensor scaled(Tensor t, const Tensor& factor) {
+  bool has_kernel = t.is_cuda() && cuda::fits(t) && factor.scalar_type() == at::kFloat && (t.scalar_type() == at::kBFloat16 || t.scalar_type() == at::kHalf);
+  if (!has_kernel) return t.mul_(factor.to(t.scalar_type()));
+  const void* pf = factor.data_ptr();
+  cuda::launch(t.device(), kernels::scale_all(cuda::type_of(t.scalar_type())), cuda::blocks_for(t.numel(), 256), t.data_ptr(), pf, uint64_t(t.numel()));
+  return t;
+}
+
 // --- The cross-entropy of rows of logits ----------------------------------------------------------------------------------
 
 inline bool cross_entropy_fits(const Tensor& hidden, int64_t words) {
@@ -562,7 +661,7 @@ inline Tensor to_card(const Tensor& tensor, c10::Device device) {
   return tensor.pin_memory().to(device, /*non_blocking=*/true);
 }
 
-// --- AdamW in bf16 with stochastic rounding -------------------------------------------------------------------------------
+// --- AdamW, in bf16 with stochastic rounding -------------------------------------------------------------------------------
 // The noise is a hash of the values at hand, their place and the step, so that it needs no generator and a resumed run draws the same.
 // Formula of torch.optim.AdamW; all arithmetic in fp32, only what is stored is rounded. As in kernels.cu.
 
@@ -613,23 +712,40 @@ struct AdamWParameter {
   uint64_t n, first;
 };
 
-inline void adamw_bf16_cuda(const std::vector<Tensor>& p, const std::vector<Tensor>& g, const std::vector<Tensor>& m,
-                            const std::vector<Tensor>& v, const Tensor& scale, const AdamW& s) {
-  const uint64_t chunk = 16384;
-  auto table = at::empty({int64_t(p.size() * sizeof(AdamWParameter))}, at::kByte);
-  auto* rows = reinterpret_cast<AdamWParameter*>(table.data_ptr());
-  uint64_t blocks = 0;
+inline void adamw_cuda(const std::vector<Tensor>& p, const std::vector<Tensor>& g, const std::vector<Tensor>& m,
+                       const std::vector<Tensor>& v, const Tensor& scale, const AdamW& s) {
   std::vector<Tensor> kept;
+  for (const auto& gradient : g) kept.push_back(cuda::fitting(gradient));
+  cuda::Blocks<AdamWParameter> all;
   for (size_t i = 0; i < p.size(); i++) {
     TORCH_CHECK(cuda::fits(p[i]) && cuda::fits(m[i]) && cuda::fits(v[i]), "AdamW: a parameter is not one piece of memory");
-    kept.push_back(cuda::fitting(g[i]));
     uint64_t n = p[i].numel();
-    rows[i] = {p[i].data_ptr(), kept[i].data_ptr(), m[i].data_ptr(), v[i].data_ptr(), n, blocks};
-    blocks += (n + chunk - 1) / chunk;
+    all.add({p[i].data_ptr(), kept[i].data_ptr(), m[i].data_ptr(), v[i].data_ptr(), n, all.count()}, n);
   }
-  auto there = to_card(table, p[0].device());
+  auto there = to_card(all.table(), p[0].device());
   const void *pt = there.data_ptr(), *ps = scale.data_ptr();
-  cuda::launch(p[0].device(), kernels::adamw_bf16(), blocks, pt, uint32_t(p.size()), chunk, ps, s);
+  cuda::launch(p[0].device(), kernels::adamw(cuda::type_of(p[0].scalar_type())), all.count(), pt, uint32_t(p.size()), uint64_t(all.CHUNK), ps, s);
+}
+
+// --- The norm over many tensors together -----------------------------------------------------------------------------------
+// In fp32: of their squares one sum for each block, and the sum of those.
+
+struct OneOfMany {
+  void* data;
+  uint64_t n, first;
+};
+
+inline Tensor total_norm(const std::vector<Tensor>& tensors) {
+  auto type = tensors[0].scalar_type();
+  bool fits = std::all_of(tensors.begin(), tensors.end(), [&](const Tensor& t) { return t.is_cuda() && cuda::fits(t) && t.scalar_type() == type; });
+  if (!fits) return at::linalg_vector_norm(at::stack(at::_foreach_norm(tensors, 2, at::kFloat)));
+  cuda::Blocks<OneOfMany> all;
+  for (const auto& t : tensors) all.add({t.data_ptr(), uint64_t(t.numel()), all.count()}, t.numel());
+  auto there = to_card(all.table(), tensors[0].device());
+  auto sums = at::empty({int64_t(all.count())}, tensors[0].options().dtype(at::kFloat));
+  const void* pt = there.data_ptr();
+  cuda::launch(sums.device(), kernels::sum_squares(cuda::type_of(type)), all.count(), pt, uint32_t(tensors.size()), uint64_t(all.CHUNK), sums.data_ptr());
+  return sums.sum().sqrt_();
 }
 
 // --- Stochastic rounding to bf16 --------------------------------------------------------------------------------------

@@ -36,8 +36,10 @@ unsafe extern "C" {
         total: usize,
         count: usize,
         passes: bool,
+        apart: bool,
         outs: *mut *mut C_tensor,
     ) -> *mut c_char;
+    fn pipe_lay_together(weights: *const *mut C_tensor, count: usize) -> *mut c_char;
     fn pipe_linear(
         input: *mut C_tensor,
         weight: *mut C_tensor,
@@ -135,8 +137,20 @@ pub fn linears<const N: usize>(
     biases: Option<[&Tensor; N]>,
 ) -> Result<[Tensor; N], TchError> {
     let mut outs = [std::ptr::null_mut(); N];
-    compute_linears(input, weights, biases, false, &mut outs)?;
+    compute_linears(input, weights, biases, false, false, &mut outs)?;
     // SAFETY: without an error each is a new tensor that no one else owns.
+    Ok(outs.map(|out| unsafe { Tensor::from_ptr(out) }))
+}
+
+/// Several products of one input, each by itself, whose gradients of the input are added up in the products that make them.
+pub fn linears_apart<const N: usize>(
+    input: &Tensor,
+    weights: [&Tensor; N],
+    biases: Option<[&Tensor; N]>,
+) -> Result<[Tensor; N], TchError> {
+    let mut outs = [std::ptr::null_mut(); N];
+    compute_linears(input, weights, biases, false, true, &mut outs)?;
+    // SAFETY: as above.
     Ok(outs.map(|out| unsafe { Tensor::from_ptr(out) }))
 }
 
@@ -147,7 +161,7 @@ pub fn linears_and_residual(
     biases: Option<[&Tensor; 3]>,
 ) -> Result<([Tensor; 3], Tensor), TchError> {
     let mut outs = [std::ptr::null_mut(); 4];
-    compute_linears(input, weights, biases, true, &mut outs)?;
+    compute_linears(input, weights, biases, true, false, &mut outs)?;
     // SAFETY: as above.
     let [q, k, v, residual] = outs.map(|out| unsafe { Tensor::from_ptr(out) });
     Ok(([q, k, v], residual))
@@ -158,12 +172,20 @@ fn compute_linears<const N: usize>(
     weights: [&Tensor; N],
     biases: Option<[&Tensor; N]>,
     passes: bool,
+    apart: bool,
     outs: &mut [*mut C_tensor],
 ) -> Result<(), TchError> {
     let layers: Vec<*mut C_tensor> = weights.into_iter().chain(biases.into_iter().flatten()).map(pointer).collect();
     assert_eq!(outs.len(), N + usize::from(passes), "there is room for every result");
     // SAFETY: the pointers are of living tensors, there are N weights among them, and all results have room.
-    checked(unsafe { pipe_linears(pointer(input), layers.as_ptr(), layers.len(), N, passes, outs.as_mut_ptr()) })
+    checked(unsafe { pipe_linears(pointer(input), layers.as_ptr(), layers.len(), N, passes, apart, outs.as_mut_ptr()) })
+}
+
+/// Makes weights parts of one piece of memory, where their sizes allow it. Products with all of them need no copy then.
+pub fn lay_together(weights: &[&Tensor]) -> Result<(), TchError> {
+    let weights: Vec<*mut C_tensor> = weights.iter().map(|weight| pointer(weight)).collect();
+    // SAFETY: the pointers are of living tensors, which nothing else reads meanwhile.
+    checked(unsafe { pipe_lay_together(weights.as_ptr(), weights.len()) })
 }
 
 /// A product with weights that are wider than `input`: no narrow copy of them is kept for the backward pass.

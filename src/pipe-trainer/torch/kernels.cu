@@ -30,6 +30,11 @@ __device__ inline float fast_reciprocal(float x) {
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(out) : "f"(x));
   return out;
 }
+__device__ inline float fast_root(float x) {
+  float out;
+  asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(out) : "f"(x));
+  return out;
+}
 #endif
 __device__ inline float wide(float x) { return x; }
 
@@ -654,14 +659,119 @@ __global__ void cross_entropy(T* logits, const long long* labels, float* loss, u
   }
 }
 
-// --- AdamW in bf16 with stochastic rounding -------------------------------------------------------------------------------
+// --- Sums -------------------------------------------------------------------------------------------------------------------
+
+constexpr u32 SUM_ROWS = 32, SUM_COLUMNS = 32;
+
+// The columns of each of some matrices [rows, width], added up: [matrices, width]. A block of 32 by 32 threads takes 32 columns. Grid: columns, matrices.
+template <typename T> __global__ void sum_rows(const float* in, T* out, u32 rows, u32 width) {
+  __shared__ float sums[SUM_ROWS][SUM_COLUMNS + 1];
+  u32 x = threadIdx.x % SUM_COLUMNS, y = threadIdx.x / SUM_COLUMNS, column = blockIdx.x * SUM_COLUMNS + x;
+  const float* from = in + u64(blockIdx.y) * rows * width + column;
+  float sum = 0;
+  if (column < width) {
+#pragma unroll 8
+    for (u32 row = y; row < rows; row += SUM_ROWS) sum += from[u64(row) * width];
+  }
+  sums[y][x] = sum;
+  __syncthreads();
+  // A warp adds up what all have of one column.
+  sum = sums[x][y];
+#pragma unroll
+  for (int lane = 16; lane > 0; lane >>= 1) sum += __shfl_xor_sync(0xFFFFFFFFu, sum, lane);
+  column = blockIdx.x * SUM_COLUMNS + y;
+  if (x == 0 && column < width) store(out[u64(blockIdx.y) * width + column], sum);
+}
+
+// The columns of some of the rows of `in` [rows, width], whose width is a multiple of eight: [gridDim.y, width]. A warp takes 256 columns of a row at
+// a time.
+template <typename T> __global__ void sum_some_rows(const T* in, float* out, u32 rows, u32 width) {
+  __shared__ float sums[8][256];
+  u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, column = blockIdx.x * 256 + lane * 8;
+  float sum[8] = {};
+  if (column < width) {
+#pragma unroll 4
+    for (u32 row = blockIdx.y * 8 + warp; row < rows; row += gridDim.y * 8) {
+      Eight<T> eight = *(const Eight<T>*)(in + u64(row) * width + column);
+#pragma unroll
+      for (int i = 0; i < 8; i++) sum[i] += wide(eight.v[i]);
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < 8; i++) sums[warp][i * 32 + lane] = sum[i];
+  __syncthreads();
+  float total = 0;
+#pragma unroll
+  for (int i = 0; i < 8; i++) total += sums[i][threadIdx.x];
+  column = blockIdx.x * 256 + lane * 8 + warp;
+  if (column < width) out[u64(blockIdx.y) * width + column] = total;
+}
+
+// Multiplies `n` numbers by one, rounded as they are.
+template <typename T> __global__ void scale_all(T* data, const float* factor, u64 n) {
+  T rounded;
+  store(rounded, *factor);
+  float by = wide(rounded);
+  u64 stride = u64(gridDim.x) * blockDim.x, first = u64(blockIdx.x) * blockDim.x + threadIdx.x;
+  for (u64 at = first; at < n / 8; at += stride) {
+    Eight<T> eight = ((Eight<T>*)data)[at];
+#pragma unroll
+    for (int i = 0; i < 8; i++) store(eight.v[i], wide(eight.v[i]) * by);
+    ((Eight<T>*)data)[at] = eight;
+  }
+  for (u64 at = n / 8 * 8 + first; at < n; at += stride) store(data[at], wide(data[at]) * by);
+}
+
+// One of many tensors for a kernel over all of them.
+template <typename T> struct OneOfMany {
+  const T* data;
+  u64 n;
+  u64 first;  // the first block that works on it
+};
+
+// The last one that begins with this block or before it.
+template <typename P> __device__ inline P of_block(const P* all, u32 count) {
+  u32 low = 0, high = count;
+  while (high - low > 1) {
+    u32 middle = (low + high) / 2;
+    if (all[middle].first <= blockIdx.x) low = middle; else high = middle;
+  }
+  return all[low];
+}
+
+// The sum of the squares of each block's elements. Each block takes `chunk` elements of one tensor.
+template <typename T> __global__ void sum_squares(const OneOfMany<T>* tensors, u32 count, u64 chunk, float* out) {
+  __shared__ float shared[8];
+  OneOfMany<T> of = of_block(tensors, count);
+  u64 begin = (blockIdx.x - of.first) * chunk, end = begin + chunk < of.n ? begin + chunk : of.n, whole = end / 8 * 8;
+  float sum = 0;
+#pragma unroll 4
+  for (u64 at = begin + threadIdx.x * 8; at < whole; at += blockDim.x * 8) {
+    Eight<T> eight = *(const Eight<T>*)(of.data + at);
+#pragma unroll
+    for (int i = 0; i < 8; i++) sum += wide(eight.v[i]) * wide(eight.v[i]);
+  }
+  for (u64 at = whole + threadIdx.x; at < end; at += blockDim.x) sum += wide(of.data[at]) * wide(of.data[at]);
+#pragma unroll
+  for (int lane = 16; lane > 0; lane >>= 1) sum += __shfl_xor_sync(0xFFFFFFFFu, sum, lane);
+  if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = sum;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    sum = 0;
+#pragma unroll
+    for (int warp = 0; warp < 8; warp++) sum += shared[warp];
+    out[blockIdx.x] = sum;
+  }
+}
+
+// --- AdamW, in bf16 with stochastic rounding -------------------------------------------------------------------------------
 // The noise is a hash of the values at hand, their place and the step, so that it needs no generator and a resumed run draws the same.
 // Formula of torch.optim.AdamW; only what is stored is rounded. `adamw_bf16_cpu` in functions.hpp is the same on the CPU.
 
-struct Parameter {
-  BF16* p;
-  const BF16* g;
-  BF16 *m, *v;
+template <typename T> struct Parameter {
+  T* p;
+  const T* g;
+  T *m, *v;
   u64 n;
   u64 first;  // the first block that works on it
 };
@@ -679,7 +789,8 @@ __device__ inline void update(BF16& p, BF16 g, BF16& m, BF16& v, u64 place, floa
   float grad = wide(g) * scale;
   float average = wide(m) + (grad - wide(m)) * (1 - s.beta1);
   float square = wide(v) * s.beta2 + grad * grad * (1 - s.beta2);
-  float w = wide(p) * (1 - s.lr * s.decay) - s.size * average / (sqrtf(square) / s.root2 + s.eps);
+  // What is rounded to eight bits needs no exact root: with one the card would compute longer than it moves memory.
+  float w = wide(p) * (1 - s.lr * s.decay) - s.size * average * fast_reciprocal(fast_root(square) * (1 / s.root2) + s.eps);
   u32 h = __float_as_uint(grad) * 0x9E3779B1u ^ __float_as_uint(average) * 0x85EBCA77u ^
           __float_as_uint(w) * 0xC2B2AE3Du ^ (s.seed + u32(place)) * 0x27D4EB2Fu;
   h ^= h >> 15; h *= 0x2C1B3C6Du; h ^= h >> 12; h *= 0x297A2D39u; h ^= h >> 15;
@@ -690,25 +801,27 @@ __device__ inline void update(BF16& p, BF16 g, BF16& m, BF16& v, u64 place, floa
   rounded(v, square, h);
 }
 
+__device__ inline void update(float& p, float g, float& m, float& v, u64, float scale, const AdamW& s) {
+  float grad = g * scale;
+  m += (grad - m) * (1 - s.beta1);
+  v = v * s.beta2 + grad * grad * (1 - s.beta2);
+  p = p * (1 - s.lr * s.decay) - s.size * m / (sqrtf(v) / s.root2 + s.eps);
+}
+
 // Each block takes `chunk` elements of one parameter.
-__global__ void adamw_bf16(const Parameter* parameters, u32 count, u64 chunk, const float* scale, AdamW s) {
-  u32 low = 0, high = count;
-  while (high - low > 1) {
-    u32 middle = (low + high) / 2;
-    if (parameters[middle].first <= blockIdx.x) low = middle; else high = middle;
-  }
-  Parameter of = parameters[low];
+template <typename T> __global__ void adamw(const Parameter<T>* parameters, u32 count, u64 chunk, const float* scale, AdamW s) {
+  Parameter<T> of = of_block(parameters, count);
   u64 begin = (blockIdx.x - of.first) * chunk, end = begin + chunk < of.n ? begin + chunk : of.n;
   float factor = *scale;
   u64 whole = end / 8 * 8;
   for (u64 at = begin + threadIdx.x * 8; at < whole; at += blockDim.x * 8) {
-    Eight<BF16> p = *(Eight<BF16>*)(of.p + at), m = *(Eight<BF16>*)(of.m + at), v = *(Eight<BF16>*)(of.v + at);
-    Eight<BF16> g = *(const Eight<BF16>*)(of.g + at);
+    Eight<T> p = *(Eight<T>*)(of.p + at), m = *(Eight<T>*)(of.m + at), v = *(Eight<T>*)(of.v + at);
+    Eight<T> g = *(const Eight<T>*)(of.g + at);
 #pragma unroll
     for (int i = 0; i < 8; i++) update(p.v[i], g.v[i], m.v[i], v.v[i], at + i, factor, s);
-    *(Eight<BF16>*)(of.p + at) = p;
-    *(Eight<BF16>*)(of.m + at) = m;
-    *(Eight<BF16>*)(of.v + at) = v;
+    *(Eight<T>*)(of.p + at) = p;
+    *(Eight<T>*)(of.m + at) = m;
+    *(Eight<T>*)(of.v + at) = v;
   }
   for (u64 at = whole + threadIdx.x; at < end; at += blockDim.x) {
     update(of.p[at], of.g[at], of.m[at], of.v[at], at, factor, s);

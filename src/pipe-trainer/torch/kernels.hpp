@@ -136,9 +136,18 @@ inline Kernel cross_entropy(Type type) {
   return {"cross_entropy<" + name(type) + ">", 512};
 }
 
-// --- Updates of parameters, and a wait ----------------------------------------------------------------------------------------
+// --- Sums, updates of parameters, and a wait ----------------------------------------------------------------------------------------
 
-inline Kernel adamw_bf16() { return {"adamw_bf16", 256}; }
+// The columns of matrices in fp32. A block takes SUM_COLUMNS of them.
+constexpr int64_t SUM_COLUMNS = 32;
+inline Kernel sum_rows(Type out) { return {"sum_rows<" + name(out) + ">", 1024}; }
+// Some rows of matrices whose width is a multiple of eight. A block takes SOME_COLUMNS columns, eight rows at a time.
+constexpr int64_t SOME_COLUMNS = 256;
+inline Kernel sum_some_rows(Type in) { return {"sum_some_rows<" + name(in) + ">", 256}; }
+inline Kernel scale_all(Type type) { return {"scale_all<" + name(type) + ">", 256}; }
+inline Kernel sum_squares(Type type) { return {"sum_squares<" + name(type) + ">", 256}; }
+// Of parameters in bf16 or fp32.
+inline Kernel adamw(Type type) { return {"adamw<" + name(type) + ">", 256}; }
 inline Kernel round_to_bf16() { return {"round_to_bf16", 256}; }
 inline Kernel spin() { return {"spin", 512}; }
 
@@ -161,12 +170,16 @@ inline Kernel adamw_8bit(Type type) { return {"adamw_8bit<" + name(type) + ">", 
 
 // Those that every card has.
 inline std::vector<Kernel> general() {
-  std::vector<Kernel> all{adamw_bf16(), round_to_bf16(), spin(), adamw_8bit(Type::bf16), adamw_8bit(Type::f32)};
+  std::vector<Kernel> all{adamw(Type::bf16), adamw(Type::f32), round_to_bf16(), spin(), adamw_8bit(Type::bf16), adamw_8bit(Type::f32)};
   for (auto type : TYPES) {
     all.push_back(dequantize_nf4(type));
     all.push_back(dequantize_int8(type));
     for (int64_t rows : {1, 2, 4}) all.push_back(multiply_nf4(type, rows));
     all.push_back(drop_weights(type));
+    all.push_back(sum_rows(type));
+    all.push_back(sum_some_rows(type));
+    all.push_back(sum_squares(type));
+    all.push_back(scale_all(type));
     all.push_back(cross_entropy(type));
     all.push_back(turn(type));
     for (auto out : TYPES) all.push_back(drop_add(type, out));

@@ -14,8 +14,8 @@ pub use card::{
 };
 pub use dropout::{Dropped, chunked_attention, drop_add};
 pub use fused::{
-    AddNorm, Attention, FeedForward, checkpoint, gated_activation, gelu_feed_forward, has_attention, linear,
-    linear_cross_entropy, linears, linears_and_residual, rms_norm, select_rows, turn,
+    AddNorm, Attention, FeedForward, checkpoint, gated_activation, gelu_feed_forward, has_attention, lay_together,
+    linear, linear_cross_entropy, linears, linears_and_residual, linears_apart, rms_norm, select_rows, turn,
 };
 pub use optimizer::{AdamWGroup, AdamWStep, adamw, adamw_bf16, round_to_bf16, set_gradient, total_norm};
 pub use quantized::{NarrowGroup, OuterScales, QuantizedMatrix, adamw_8bit, nf4_numbers};

@@ -130,7 +130,7 @@ struct LinearCrossEntropy : torch::autograd::Function<LinearCrossEntropy> {
     auto total = at::zeros({}, hidden.options().dtype(at::kFloat));
     Tensor d_hidden, d_weight;
     if (differentiate) d_hidden = at::empty_like(hidden);
-    if (differentiate && trains_head) d_weight = at::zeros_like(weight);
+    if (differentiate && trains_head) d_weight = hidden.size(0) > 0 ? at::empty_like(weight) : at::zeros_like(weight);
     for (int64_t start = 0; start < hidden.size(0); start += rows) {
       auto end = std::min(start + rows, hidden.size(0));
       auto h = hidden.slice(0, start, end);
@@ -146,7 +146,8 @@ struct LinearCrossEntropy : torch::autograd::Function<LinearCrossEntropy> {
       if (differentiate) {
         auto into = d_hidden.slice(0, start, end);
         at::mm_out(into, d_logits, weight);
-        if (trains_head) d_weight.addmm_(d_logits.t(), h);
+        if (trains_head && start == 0) at::mm_out(d_weight, d_logits.t(), h);
+        else if (trains_head) d_weight.addmm_(d_logits.t(), h);
       }
     }
     ctx->save_for_backward({d_hidden, d_weight});
@@ -171,7 +172,7 @@ struct LinearCrossEntropy : torch::autograd::Function<LinearCrossEntropy> {
   static variable_list backward(AutogradContext* ctx, variable_list gradients) {
     auto saved = ctx->get_saved_variables();
     // In place: this pass uses them up.
-    auto scale = [&](Tensor& t) { return t.defined() ? t.mul_(gradients[0].to(t.scalar_type())) : t; };
+    auto scale = [&](Tensor& t) { return t.defined() ? scaled(t, gradients[0]) : t; };
     return {scale(saved[0]), scale(saved[1]), Tensor(), Tensor(), Tensor(), Tensor(), Tensor()};
   }
 };
@@ -243,6 +244,13 @@ AdamW adamw_of(const AdamWStep& numbers, uint64_t seed) {
   return {float(lr), float(beta1), float(beta2), float(eps), float(decay), float(std::sqrt(correction2)), float(lr / correction1), noise};
 }
 
+// Whether the kernel takes parameters and gradients in fp32: all of them are.
+bool fits_adamw(const std::vector<Tensor>& params, const std::vector<Tensor>& grads) {
+  auto fits = [](const Tensor& t) { return t.is_cuda() && t.scalar_type() == at::kFloat; };
+  return std::all_of(params.begin(), params.end(), [&](const Tensor& t) { return fits(t) && cuda::fits(t); }) &&
+         std::all_of(grads.begin(), grads.end(), fits);
+}
+
 }  // namespace
 
 extern "C" {
@@ -255,7 +263,11 @@ char* pipe_adamw(Tensor** p, Tensor** g, Tensor** m, Tensor** v, size_t count, T
     if (count == 0) return;
     at::NoGradGuard no_grad;
     auto params = list(p, count), grads = list(g, count), averages = list(m, count), squares = list(v, count);
-    if (seed == nullptr) {
+    bool is_wide = seed == nullptr;
+    if (params[0].is_cuda() && (!is_wide || fits_adamw(params, grads))) {
+      return adamw_cuda(params, grads, averages, squares, *scale, adamw_of(*numbers, is_wide ? 0 : *seed));
+    }
+    if (is_wide) {
       auto [lr, beta1, beta2, eps, decay, step] = *numbers;
       auto inverse = scale->reciprocal();
       std::vector<Tensor> steps(count, at::full({}, double(step), inverse.options()));
@@ -264,7 +276,6 @@ char* pipe_adamw(Tensor** p, Tensor** g, Tensor** m, Tensor** v, size_t count, T
       return;
     }
     auto s = adamw_of(*numbers, *seed);
-    if (params[0].is_cuda()) return adamw_bf16_cuda(params, grads, averages, squares, *scale, s);
     for (size_t i = 0; i < count; i++) {
       adamw_bf16_cpu(params[i], grads[i], averages[i], squares[i], scale->item<float>(), s);
     }
@@ -366,13 +377,18 @@ char* pipe_rms_norm(Tensor* in, Tensor* weight, int type, double eps, Tensor** o
   });
 }
 
-// `count` weights, then as many biases or none; as many results, and one more, the input, where `passes` is set.
-char* pipe_linears(Tensor* in, Tensor** layers, size_t total, size_t count, bool passes, Tensor** outs) {
+// `count` weights, then as many biases or none; as many results, and one more, the input, where `passes` is set. `apart`: not as one product.
+char* pipe_linears(Tensor* in, Tensor** layers, size_t total, size_t count, bool passes, bool apart, Tensor** outs) {
   return guarded([&] {
     auto all = list(layers, total);
-    auto results = Linears::apply(*in, at::TensorList(all), int64_t(count), passes);
+    auto results = Linears::apply(*in, at::TensorList(all), int64_t(count), passes, apart);
     for (size_t i = 0; i < results.size(); i++) outs[i] = new Tensor(results[i]);
   });
+}
+
+// Weights that are multiplied with one input become parts of one piece of memory.
+char* pipe_lay_together(Tensor** weights, size_t count) {
+  return guarded([&] { lay_together(list(weights, count)); });
 }
 
 char* pipe_linear(Tensor* in, Tensor* weight, Tensor* bias, Tensor** out) {
@@ -422,8 +438,7 @@ char* pipe_has_attention(int64_t card, bool* has) {
 char* pipe_total_norm(Tensor** tensors, size_t count, Tensor** out) {
   return guarded([&] {
     at::NoGradGuard no_grad;
-    auto norms = at::_foreach_norm(list(tensors, count), 2, at::kFloat);
-    *out = new Tensor(at::linalg_vector_norm(at::stack(norms)));
+    *out = new Tensor(total_norm(list(tensors, count)));
   });
 }
 

@@ -1,12 +1,14 @@
 //! The gradient of one step, added up part by part so that the size of the parts and the number of ranks make no difference.
 
+use std::cell::RefCell;
 use std::time::Instant;
 
-use pipe_spec::Phase;
+use pipe_spec::{Phase, Rank};
 use tch::{Kind, Tensor};
 
 use super::gradient_cache::{self, Parts};
 use super::graphs::Graphs;
+use super::prepared::Prepared;
 use super::session::Session;
 use super::state::State;
 use super::step_splitter::{StepPart, StepSplitter};
@@ -55,21 +57,26 @@ struct Step<'a> {
     /// The parts of all ranks.
     parts: u32,
     filled: Option<f64>,
+    /// The first of `own`, where it was made ahead.
+    first: RefCell<Option<Part>>,
     began: Instant,
 }
 
 impl Accumulation<'_> {
-    /// Adds up the gradient of the samples of a step, longest first.
-    pub fn of(&self, samples: &[Sample]) -> Result<Accumulated, TrainerError> {
+    /// The rank that computes: the only one where nothing is summed over ranks.
+    fn rank(&self) -> Rank {
+        if self.sums.is_some() { self.session.peers.rank } else { Rank::default() }
+    }
+
+    /// Adds up the gradient of the samples of a step, longest first, which may be `prepared`.
+    pub fn of(&self, samples: &[Sample], prepared: Option<Prepared>) -> Result<Accumulated, TrainerError> {
         let began = Instant::now();
         self.session.progress.set_step(self.state.step + 1);
-        let rank = if self.sums.is_some() { self.session.peers.rank } else { pipe_spec::Rank::default() };
-        let mut shares = self.splitter.shares(samples, rank.count);
+        let prepared = prepared.unwrap_or_else(|| Prepared::new(samples, self.splitter, self.rank()));
         self.session.enter(Phase::Forward, self.state.step)?;
-        let filled = self.splitter.filled(shares.iter().flatten().map(|part| part.samples));
-        let parts = shares.iter().map(|share| share.len() as u32).sum();
-        let own = shares.swap_remove(rank.index as usize);
-        let step = Step { own, samples, parts, filled, began };
+        let own = prepared.share(samples, self.rank().index);
+        let (parts, filled, first) = (prepared.parts(), prepared.filled, RefCell::new(prepared.first));
+        let step = Step { own, samples, parts, filled, first, began };
         self.begin_gradients(step.own.len())?;
         self.session.progress.set_filled(filled);
         self.session.progress.set_part_bytes(self.splitter.part_bytes());
@@ -112,7 +119,8 @@ impl Accumulation<'_> {
             match step.own.get(round) {
                 Some(part) => {
                     self.enter(Phase::Forward, part.samples)?;
-                    let collated = self.splitter.shape().collate(part.samples)?;
+                    let ahead = step.first.take().filter(|_| round == 0);
+                    let collated = ahead.map_or_else(|| self.splitter.shape().collate(part.samples), Ok)?;
                     if let (Some(graphs), Some(first)) = (self.graphs, part.samples.first()) {
                         let tokens = part.samples.iter().map(|sample| sample.tokens() as u64).sum();
                         graphs.count(tokens, collated.tokens(first));

@@ -24,6 +24,10 @@ const MOST_SEEN: usize = 4096;
 /// A graph is recorded when a shape comes up for this time: recording takes as long as launching its kernels a few times.
 const RECORDED_AT: u32 = 2;
 
+/// The same where few shapes come up, for parts that surely fit: recording takes no longer than launching kernel by kernel, for which the card would
+/// wait as well.
+const RECORDED_AT_ONCE: u32 = 1;
+
 /// The same where the host is ahead of the card anyway.
 const RECORDED_ANYWAY: u32 = 4;
 
@@ -41,6 +45,7 @@ pub struct Graphs<'a> {
     rows: Tensor,
     /// The loss of a part is multiplied by this.
     scale: Tensor,
+    few_shapes: bool,
     state: RefCell<State>,
 }
 
@@ -60,8 +65,12 @@ struct State {
     gradients: Option<FlatGradients>,
     /// Whether parts of this step may be recorded.
     records: bool,
-    /// Whether the host waits for the card, and not the card for the host.
+    /// Whether the host waits for the card, and not the card for the host, where kernels are launched one by one.
     waits_for_card: bool,
+    /// Whether a part of this step was a graph.
+    launched: bool,
+    /// Numbers of the largest part that was computed kernel by kernel: what it held is known.
+    largest: usize,
     /// Why there are no graphs any more.
     refused: Option<String>,
 }
@@ -94,7 +103,8 @@ impl<'a> Graphs<'a> {
         // A training has one, and blocks that are computed again hold on to it.
         let keys = Box::leak(Box::new(DropoutKeys::new(rows.data_ptr() as u64)));
         let scale = Tensor::f_ones([], (Kind::Float, device))?;
-        Ok(Some(Self { hardware, keys, rows, scale, state: RefCell::default() }))
+        let few_shapes = model.is_shaped_by_tokens();
+        Ok(Some(Self { hardware, keys, rows, scale, few_shapes, state: RefCell::default() }))
     }
 
     /// Makes the gradients of a step with so many parts zero. Those that are `given` are zero already, and all parts add to them.
@@ -102,6 +112,7 @@ impl<'a> Graphs<'a> {
         let mut state = self.state.borrow_mut();
         state.records = state.refused.is_none();
         state.given = given;
+        state.launched = false;
         if given {
             return Ok(());
         }
@@ -144,8 +155,14 @@ impl<'a> Graphs<'a> {
             }
             let seen = state.seen.entry(shape.clone()).or_default();
             *seen += 1;
-            let recorded_at = if state.waits_for_card { RECORDED_ANYWAY } else { RECORDED_AT };
+            let size = part.tensors().map(|(_, tensor)| tensor.numel()).sum();
+            let recorded_at = match state.waits_for_card {
+                true => RECORDED_ANYWAY,
+                false if self.few_shapes && size <= state.largest => RECORDED_AT_ONCE,
+                false => RECORDED_AT,
+            };
             if *seen < recorded_at || !self.has_room()? {
+                state.largest = state.largest.max(size);
                 return Ok(None);
             }
             let clock = Instant::now();
@@ -170,9 +187,19 @@ impl<'a> Graphs<'a> {
         }
         self.write_numbers(drawn, scale)?;
         state.launches += 1;
+        state.launched = true;
         let recorded = state.recorded.get_mut(&shape).expect("it was recorded");
         recorded.last_launch = state.launches;
         recorded.launch(part, model.weights(), self.hardware.device).map(Some)
+    }
+
+    /// Forgets the gradients that a graph has left, when everything of a step is queued. At its beginning the card would wait for that.
+    pub fn forget_used(&self, weights: &Weights) -> Result<(), TrainerError> {
+        let state = self.state.borrow();
+        if state.launched && !state.given && state.gradients.is_none() {
+            weights.forget_gradients()?;
+        }
+        Ok(())
     }
 
     /// Counts a part with so many tokens, of which more may be computed.
@@ -189,9 +216,12 @@ impl<'a> Graphs<'a> {
         (recorded > 0).then_some(GraphUse { recorded, launched, parts, rounding })
     }
 
-    /// Takes in how much of a step the host waited for the card at its end.
+    /// Takes in how much of a step the host waited for the card at its end. With graphs it always does, which says nothing of other parts.
     pub fn step_ended(&self, waited: f64) {
-        self.state.borrow_mut().waits_for_card = waited > AHEAD;
+        let mut state = self.state.borrow_mut();
+        if !state.launched {
+            state.waits_for_card = waited > AHEAD;
+        }
     }
 
     /// Why parts are launched kernel by kernel from now on, said once.

@@ -9,6 +9,7 @@ mod gradient_cache;
 mod graphs;
 mod measure;
 mod model_card;
+mod prepared;
 mod rehearsal;
 mod session;
 mod state;

@@ -56,7 +56,7 @@ impl Rehearsal<'_> {
 
     pub fn gradients(&self, samples: &[Sample], batch: u32) -> Result<Vec<tch::Tensor>, TrainerError> {
         let Self { session, state, .. } = *self;
-        Accumulation { session, state, splitter: &self.splitter(batch), graphs: None, sums: None }.of(samples)?;
+        Accumulation { session, state, splitter: &self.splitter(batch), graphs: None, sums: None }.of(samples, None)?;
         Ok(state.model.weights().gradients()?)
     }
 

@@ -55,6 +55,10 @@ impl StepSplitter {
             (true, true) => shape.packed(session.spec.train.batch()).unpacked_for_attention(),
             (false, _) => shape,
         };
+        let shape = match model.is_shaped_by_tokens() {
+            true => shape.shaped_by_tokens(session.spec.train.effective_batch),
+            false => shape,
+        };
         if model.packs() && session.spec.data.pad == Pad::Max {
             tracing::warn!("data.pad: max changes nothing: samples stand one behind the other, without padding");
         }
@@ -128,7 +132,9 @@ impl StepSplitter {
     /// The same for evaluation.
     pub fn without_gradients(&self, batch: u32, step: u32) -> Self {
         let budget = self.budget.as_ref().map(|budget| budget.without_gradients(batch, step));
-        Self { batch, budget, recompute: Recompute::Never, shape: self.shape.clone().with_batch(batch), ..*self }
+        // What is evaluated has a row for each sample.
+        let shape = self.shape.clone().with_batch(batch).with_own_samples();
+        Self { batch, budget, recompute: Recompute::Never, shape, ..*self }
     }
 
     /// The same for rows of full length, where those decide how much a part holds.

@@ -5,13 +5,14 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use pipe_spec::event::{self, EventKind, GraphUse, RankUse};
-use pipe_spec::{LIBTORCH, Phase};
+use pipe_spec::{LIBTORCH, Phase, Rank};
 use tch::{TchError, Tensor};
 
 use super::accumulation::{Accumulated, Accumulation};
 use super::evaluation::{self, Evaluated, Evaluator};
 use super::export::{self, Exported};
 use super::graphs::Graphs;
+use super::prepared::Prepared;
 use super::rehearsal::{LongestSamples, Rehearsal};
 use super::session::Session;
 use super::state::{State, milliseconds};
@@ -39,8 +40,12 @@ pub struct Training<'a> {
     graphs: Option<Graphs<'a>>,
     sums: Option<Sums>,
     pace: Pace,
+    ahead: Option<Result<Ahead, TrainerError>>,
     pub state: State,
 }
+
+/// The samples of the next step, and how it is cut.
+type Ahead = (Loaded, Option<Prepared>);
 
 impl<'a> Training<'a> {
     pub fn prepare(session: &'a Session) -> Result<Self, TrainerError> {
@@ -88,6 +93,7 @@ impl<'a> Training<'a> {
             graphs,
             sums,
             pace,
+            ahead: None,
             state,
         })
     }
@@ -128,17 +134,20 @@ impl<'a> Training<'a> {
 
     fn step(&mut self) -> Result<(), TrainerError> {
         let clock = Instant::now();
-        let loaded = self.loader.next()?;
+        let (loaded, mut prepared) = match self.ahead.take() {
+            Some(ahead) => ahead?,
+            None => (self.loader.next()?, None),
+        };
         self.report_skipped(&loaded)?;
         let data_ms = milliseconds(clock);
         let lr = self.learning_rate();
         let (accumulated, ranks, grad_norm) = loop {
             let Self { session, state, splitter, graphs, sums, .. } = &*self;
             let work = Accumulation { session, state, splitter, graphs: graphs.as_ref(), sums: sums.as_ref() };
-            let accumulated = match work.of(&loaded.samples) {
+            let accumulated = match work.of(&loaded.samples, prepared.take()) {
                 // The graphs may hold the memory that is missing. The step is the same again: nothing of it was updated.
                 Err(TrainerError::OutOfMemory { .. }) if self.may_try_again() && self.give_graphs_up()? => {
-                    work.of(&loaded.samples)?
+                    work.of(&loaded.samples, None)?
                 }
                 accumulated => accumulated?,
             };
@@ -150,6 +159,10 @@ impl<'a> Training<'a> {
             }
         };
         // The one place of a step that waits for the device: everything is queued by now.
+        if let Some(graphs) = &self.graphs {
+            graphs.forget_used(self.state.model.weights())?;
+        }
+        self.ahead = self.prepare_next();
         let Accumulated { loss, targets, divisor, parts, filled, .. } = accumulated;
         let launched = Instant::now();
         let (loss, grad_norm) = (loss.f_double_value(&[])? / divisor, grad_norm.f_double_value(&[])?);
@@ -186,6 +199,19 @@ impl<'a> Training<'a> {
             ranks,
         }));
         Ok(())
+    }
+
+    /// The next step, where there are graphs: elsewhere the host is ahead of the card anyway, or is what computes. What is wrong with it is said when
+    /// it begins.
+    fn prepare_next(&mut self) -> Option<Result<Ahead, TrainerError>> {
+        self.graphs.as_ref().filter(|_| self.state.model.contrastive().is_none())?;
+        let loaded = match self.loader.next_if_ready()? {
+            Ok(loaded) => loaded,
+            Err(error) => return Some(Err(error)),
+        };
+        let rank = if self.sums.is_some() { self.session.peers.rank } else { Rank::default() };
+        let prepared = Prepared::ahead(&loaded.samples, &self.splitter, rank).ok();
+        Some(Ok((loaded, prepared)))
     }
 
     /// Where there are several ranks, waits until the gradients are those of all, and adds up their losses. Nothing where the step is

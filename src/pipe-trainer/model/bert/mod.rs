@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 
+use pipe_model::Labels;
 use pipe_model::bert::{BertConfig, Family, parameters};
 use serde_json::{Map, Value};
 use tch::{Kind, Tensor};
@@ -12,7 +13,7 @@ use tch::{Kind, Tensor};
 use super::attention::{self, Scores, attend, key_mask, row_multiple};
 use super::classification;
 use super::interface::{Encoder, Model};
-use super::layers::{LayerNorm, Linear, PostNormOutput, merge_heads, split_heads, together_and_residual};
+use super::layers::{LayerNorm, Linear, PostNormOutput, lay_together, merge_heads, split_heads, together_and_residual};
 use super::pass::{self, Mode, Pass};
 use super::setup::{Setup, Start};
 use super::weights::{SharedTensor, Weights};
@@ -125,6 +126,11 @@ impl Model for Bert {
         attention::packs(self.setup.kinds.compute, self.setup.device, self.config.head_width())
     }
 
+    fn is_shaped_by_tokens(&self) -> bool {
+        let ignores = matches!(&self.config.labels, Labels::Classes(names) if names.len() > 1);
+        self.packs() && (ignores || self.config.labels_tokens)
+    }
+
     fn row_multiple(&self) -> usize {
         row_multiple(self.setup.kinds.compute, self.setup.device, self.config.head_width())
     }
@@ -229,10 +235,12 @@ impl Layer {
     pub fn new(config: &BertConfig, weights: &Weights, number: i64, attention_dropout: f64) -> Self {
         let path = format!("{}.encoder.layer.{number}", config.prefix());
         let linear = |name: &str| Linear::new(weights, &format!("{path}.{name}"));
+        let [query, key, value] = ["query", "key", "value"].map(|name| linear(&format!("attention.self.{name}")));
+        lay_together([&query, &key, &value]);
         Self {
-            query: linear("attention.self.query"),
-            key: linear("attention.self.key"),
-            value: linear("attention.self.value"),
+            query,
+            key,
+            value,
             output: PostNormOutput::new(weights, &path, config.hidden_act, config.layer_norm_eps),
             heads: config.num_attention_heads,
             attention_dropout,
@@ -279,7 +287,11 @@ impl Head {
             return self.out.forward(&pass.through(packed).drop_out(hidden)?, pass);
         };
         let first = match packed {
-            Some(packed) => hidden.f_squeeze_dim(0)?.f_index_select(0, &packed.starts()?)?,
+            // Spare samples begin behind the last token.
+            Some(packed) => {
+                let starts = packed.starts()?.f_clamp_max(packed.tokens() - 1)?;
+                hidden.f_squeeze_dim(0)?.f_index_select(0, &starts)?
+            }
             None => hidden.f_select(1, 0)?,
         };
         let first = if self.drops_first { pass.drop_out(&first)? } else { first };

@@ -8,7 +8,7 @@ use tch::{Device, Kind, Tensor};
 use crate::data::Packed;
 use crate::error::TrainerError;
 use crate::model::attention::{Scores, attend};
-use crate::model::layers::{FeedForward, Linear, RmsNorm, activate_gated, merge_heads, split_heads};
+use crate::model::layers::{self, FeedForward, Linear, RmsNorm, activate_gated, merge_heads, split_heads};
 use crate::model::pass::{self, Pass};
 use crate::model::setup::hidden_score;
 use crate::model::weights::{SharedTensor, Weights};
@@ -69,16 +69,16 @@ impl Layer {
         let [q, k, v] = &self.queries_keys_values;
         let [of_queries, of_keys] =
             self.head_norms.as_ref().map(<[RmsNorm; 2]>::each_ref).map_or([None; 2], |norms| norms.map(Some));
-        let heads = |layer: &Linear, count: i64, norm: Option<&RmsNorm>| -> Result<Tensor, TrainerError> {
-            let projected = layer.forward(normed, pass)?;
-            let Some(norm) = norm else { return split_heads(&projected, count) };
+        let [q, k, v] = layers::apart(normed, [q, k, v], pass)?;
+        let heads = |projected: &Tensor, count: i64, norm: Option<&RmsNorm>| -> Result<Tensor, TrainerError> {
+            let Some(norm) = norm else { return split_heads(projected, count) };
             let (batch, length, _) = projected.size3()?;
             let each = projected.f_view([batch, length, count, self.heads.width])?;
             Ok(norm.forward_and_residual(&each, pass.compute)?.0.f_transpose(1, 2)?)
         };
-        let q = turn(&heads(q, self.heads.queries, of_queries)?, turns)?;
-        let mut k = turn(&heads(k, self.heads.keys, of_keys)?, turns)?;
-        let mut v = heads(v, self.heads.keys, None)?;
+        let q = turn(&heads(&q, self.heads.queries, of_queries)?, turns)?;
+        let mut k = turn(&heads(&k, self.heads.keys, of_keys)?, turns)?;
+        let mut v = heads(&v, self.heads.keys, None)?;
         let packed = match rows {
             Rows::Packed(packed) => Some([packed, packed]),
             Rows::Each => None,

@@ -210,11 +210,13 @@ pub(super) struct Attention {
 impl Attention {
     fn new(config: &T5Config, weights: &Weights, layer: &str, name: &str) -> Self {
         let projection = |letter: &str| Linear::without_bias(weights, &format!("{layer}.{name}.{letter}"));
+        let [q, k, v] = ["q", "k", "v"].map(projection);
+        layers::lay_together([&q, &k, &v]);
         Self {
             layer_norm: norm(config, weights, &format!("{layer}.layer_norm")),
-            q: projection("q"),
-            k: projection("k"),
-            v: projection("v"),
+            q,
+            k,
+            v,
             o: projection("o"),
             heads: config.num_heads,
             d_kv: config.d_kv,
