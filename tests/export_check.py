@@ -36,7 +36,7 @@ if model.config.model_type == "clip" and not adapter.is_file():
     pictures = processor.image_processor
     assert dict(pictures.crop_size) == {"height": edge, "width": edge} and dict(pictures.size) == {"shortest_edge": edge}, pictures
     assert pictures.resample == 3 and pictures.do_rescale and pictures.do_normalize, pictures
-if model.config.model_type in ("vit", "resnet"):
+if model.config.model_type in ("vit", "resnet") and not adapter.is_file():
     pictures, size = transformers.AutoImageProcessor.from_pretrained(sys.argv[1]), load_file(sys.argv[2])["pixel_values"].shape[-1]
     found = pictures(numpy.zeros((size, 2 * size, 3), dtype="uint8"), return_tensors="pt")["pixel_values"].shape
     assert found == (1, 3, size, size), found

@@ -182,6 +182,23 @@ CONFIGURATIONS = [
     *of("llama-1b", [(8, 1024, 0), (3, 333, 0)], ["bf16", "bf16-mixed"], lora=16), *of("llama-1b", [(4, 512, 0)], ["fp32"], lora=64),
     *of("llama-1b", [(4, 512, 0)], lora=16, accum=2), *of("qwen2-0.5b", [(8, 512, 0)], ["bf16", "fp32"], lora=8),
     *of("qwen3-0.6b", [(8, 512, 0)], lora=32), *of("mistral-window", [(8, 512, 0)], lora=8),
+    # Adapters of the others.
+    *of("t5-base", [(16, 512, 128)], ["bf16", "bf16-mixed"], lora=16), *of("t5-base-relu", [(8, 384, 96)], ["bf16", "fp32"], lora=8),
+    *of("t5-xl", [(4, 512, 128)], lora=16), *of("t5-xl", [(4, 512, 128)], lora=16, quantize="nf4"),
+    *of("t5-xl", [(4, 512, 128)], lora=16, quantize="int8"), *of("t5-base", [(8, 512, 128)], lora=16, accum=2),
+    *of("bert-base", [(32, 256, 0)], ["bf16", "bf16-mixed", "fp32"], lora=16), *of("bert-large", [(16, 384, 0)], lora=16),
+    *of("bert-large", [(16, 384, 0)], lora=16, quantize="nf4"), *of("bert-large", [(16, 384, 0)], lora=16, quantize="int8"),
+    *of("bert-base-tokens", [(16, 256, 0)], ["bf16"], lora=16), *of("bert-base", [(32, 128, 0)], ["bf16-mixed"], lora=16, accum=2),
+    *of("roberta-base", [(16, 256, 0)], ["bf16", "fp32"], lora=16), *of("xlm-roberta-base", [(16, 256, 0)], lora=16),
+    *of("xlm-roberta-base", [(16, 256, 0)], lora=16, quantize="nf4"),
+    *of("deberta-v3-base", [(16, 256, 0)], ["bf16", "fp32", "bf16-mixed"], lora=16), *of("deberta-v3-large", [(8, 384, 0)], lora=16),
+    *of("deberta-v3-large", [(8, 384, 0)], lora=16, quantize="nf4"),
+    *of("clip-b-32", [(128, 77, 0)], ["bf16", "fp16-mixed", "fp32"], lora=16), *of("clip-b-16", [(64, 77, 0)], lora=16),
+    *of("clip-b-16", [(64, 77, 0)], lora=16, quantize="nf4"), *of("clip-b-32", [(32, 77, 0)], lora=16, accum=4),
+    *of("t5-base", [(16, 512, 128)], lora=16, lora_dropout=0.1), *of("bert-base", [(32, 256, 0)], lora=16, lora_dropout=0.1),
+    *of("deberta-v3-base", [(16, 256, 0)], lora=16, lora_dropout=0.1), *of("clip-b-32", [(128, 77, 0)], lora=16, lora_dropout=0.1),
+    *of("llama-1b", [(4, 512, 0)], lora=16, lora_dropout=0.1),
+    *of("vit-base", [(64, 0, 0)], ["bf16", "bf16-mixed", "fp32"], lora=16), *of("vit-base", [(64, 0, 0)], lora=16, quantize="int8"),
     *of("tabular", [(1024, 0, 0), (65536, 0, 0)], ["fp32", "bf16-mixed"], [False]),
     *of("tabular-wide", [(8192, 0, 0)], MIXED, [False]),
 ]
@@ -220,6 +237,12 @@ HELD_OUT = [
     *of("llama-3b", [(2, 1500, 0)]), *of("llama-3b", [(5, 700, 0)], lora=32), *of("tinyllama", [(3, 911, 0)], ["bf16-mixed"]),
     *of("llama-odd", [(12, 401, 0)], ["bf16", "fp16-mixed"], lora=4), *of("qwen3-odd", [(7, 512, 0)], lora=16, accum=2),
     *of("tinyllama", [(6, 650, 0)], ["fp32"], lora=8), *of("smollm2-135m", [(30, 128, 0)], ["bf16-mixed"], accum=2),
+    *of("t5-odd", [(12, 208, 80)], ["bf16", "fp16-mixed"], lora=4), *of("t5-large", [(5, 304, 304)], lora=32, accum=2),
+    *of("t5-wide", [(7, 275, 150)], lora=16, quantize="nf4"), *of("bert-odd", [(20, 208, 0)], ["bf16", "fp32"], lora=8),
+    *of("roberta-large", [(12, 320, 0)], lora=64), *of("bert-odd-tokens", [(7, 333, 0)], ["bf16-mixed"], lora=16),
+    *of("xlm-roberta-large", [(6, 290, 0)], lora=16, quantize="int8"), *of("deberta-odd", [(10, 208, 0)], ["bf16", "fp32"], lora=8),
+    *of("clip-l-14", [(24, 77, 0)], lora=16), *of("clip-l-14", [(24, 77, 0)], ["fp16-mixed"], lora=16, quantize="nf4"),
+    *of("vit-odd", [(50, 0, 0)], ["bf16", "fp32"], lora=8),
     *of("resnet-odd", [(90, 0, 0)], ["fp32", "bf16", "fp16-mixed"], [False], accum=2),
 ]
 
@@ -228,13 +251,14 @@ def complete(given):
     arch, config = MODELS[given["model"]]
     text = arch in ("t5", "bert", "roberta", "xlm-roberta", "deberta-v3", "clip")
     return dict(given, arch=arch, config=config, accum=given.get("accum", 1), optimizer=given.get("optimizer", "adamw"),
-                padded=given.get("padded", True) and text, lora=given.get("lora", 0))
+                padded=given.get("padded", True) and text, lora=given.get("lora", 0),
+                lora_dropout=given.get("lora_dropout", 0.0), quantize=given.get("quantize", "none"))
 
 
 def name(given):
     words = [given["model"], given["precision"], f"{given['batch']}x{given['source']}x{given['target']}"]
     words += ["checkpointing"] * given["checkpointing"] + ["bare"] * (given.get("padded") is False)
-    return " ".join(words + [f"{key}={given[key]}" for key in ("accum", "optimizer", "lora") if key in given])
+    return " ".join(words + [f"{key}={given[key]}" for key in ("accum", "optimizer", "lora", "lora_dropout", "quantize") if key in given])
 
 
 def needed(trainer, given, measured):
@@ -266,7 +290,8 @@ def bench(trainer, given, more=()):
     command = [f"{trainer}-bench", "steps", "--steps", "1", "--arch", full["arch"], "--config", json.dumps(full["config"])]
     for key in ("batch", "accum", "optimizer", "precision", "source", "target"):
         command += [f"--{key}", str(max(full[key], 1) if isinstance(full[key], int) else full[key])]
-    command += ["--lora", str(full["lora"])] if full["lora"] else []
+    command += ["--lora", str(full["lora"]), "--lora-dropout", str(full["lora_dropout"])] if full["lora"] else []
+    command += ["--quantize", full["quantize"]] if full["quantize"] != "none" else []
     command += ["--checkpointing"] * full["checkpointing"] + ["--padded"] * full["padded"]
     return subprocess.run([*command, *more], capture_output=True, text=True)
 

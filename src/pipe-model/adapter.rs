@@ -1,8 +1,11 @@
 //! Adapters: which layers of a model get one, and what is trained then. The weights themselves are frozen, but for a head that is new.
 
+use std::collections::HashSet;
+
 use pipe_spec::pipeline::{Adapter, AdapterTargets, Quantize};
 use serde_json::{Map, Value, json};
 
+use crate::adaptable::{Adaptable, is_end, last_part};
 use crate::architecture::{Architecture, ModelConfig};
 use crate::config_keys::{ConfigError, ConfigKeys, fail};
 use crate::estimate::AdapterWork;
@@ -33,6 +36,8 @@ pub struct Lora {
     pub whole: Vec<String>,
     /// PEFT's name for the task of the model (`task_type`).
     pub task: Option<&'static str>,
+    /// The layers that could have one.
+    pub adapts: Adaptable,
 }
 
 impl Lora {
@@ -45,6 +50,7 @@ impl Lora {
             targets: layers(&adapter.targets, architecture)?,
             whole: Vec::new(),
             task: None,
+            adapts: architecture.adapts,
         })
     }
 
@@ -80,7 +86,8 @@ impl Lora {
                 }
             }
         }
-        let layers: Vec<&str> = parameters.iter().filter_map(|parameter| self.layer(parameter)).collect();
+        let layers: Vec<String> =
+            parameters.iter().filter_map(|parameter| Some(self.adapts.module(self.layer(parameter)?))).collect();
         let targets = self.targets.iter().filter(|target| layers.iter().any(|layer| is_end(layer, target))).cloned();
         match targets.collect::<Vec<_>>() {
             none if none.is_empty() => {
@@ -99,10 +106,11 @@ impl Lora {
 
     /// The facts that an estimate of memory needs. A layer is counted where one of its name has an adapter.
     pub fn work(&self, architecture: &Architecture, quantize: Quantize) -> AdapterWork {
-        let layer = |target: &String| architecture.adapts.iter().position(|name| *name == last_part(target));
+        let adapts = architecture.adapts;
+        let layer = |target: &String| adapts.names.iter().position(|name| *name == last_part(target));
         let layers = self.targets.iter().filter_map(layer).fold(0, |layers, layer| layers | 1 << layer);
-        let (rank, drops, names) = (self.rank as u128, self.dropout > 0.0, architecture.adapts);
-        AdapterWork { rank, drops, layers, quantize, names }
+        let (rank, drops) = (self.rank as u128, self.dropout > 0.0);
+        AdapterWork { rank, drops, layers, quantize, adapts }
     }
 
     /// The parameters of a model, frozen, with those of the adapter behind each layer that has one.
@@ -110,7 +118,7 @@ impl Lora {
         let mut all = Vec::with_capacity(3 * model.len());
         for parameter in model {
             if self.is_whole(&parameter.name) {
-                let aliases = [vec![stored_name(&parameter.name)], parameter.aliases.clone()].concat();
+                let aliases = [self.stored_names(&parameter.name), parameter.aliases.clone()].concat();
                 all.push(Parameter { aliases, ..parameter.clone() });
                 continue;
             }
@@ -126,8 +134,21 @@ impl Lora {
     /// The layer of a weight, where it has an adapter.
     fn layer<'a>(&self, parameter: &'a Parameter) -> Option<&'a str> {
         let layer = parameter.name.strip_suffix(".weight").filter(|_| parameter.shape.len() == 2)?;
-        let is_one = self.targets.iter().any(|target| is_end(layer, target));
+        let module = self.adapts.module(layer);
+        let is_one = self.targets.iter().any(|target| is_end(&module, target));
         (is_one && !self.is_whole(layer)).then_some(layer)
+    }
+
+    /// The name in files of what is trained in an adapter or beside it, as PEFT has it.
+    pub fn stored_name(&self, name: &str) -> String {
+        stored_name(&self.adapts.module(name))
+    }
+
+    /// The same, and the one that PEFT gave it when modules were still called what files call them.
+    fn stored_names(&self, name: &str) -> Vec<String> {
+        let mut names = vec![self.stored_name(name), stored_name(name)];
+        names.dedup();
+        names
     }
 
     fn is_whole(&self, path: &str) -> bool {
@@ -139,7 +160,7 @@ impl Lora {
         let [down, up] = MATRICES;
         let matrix = |name: &str, shape: &[i64], init: Init| {
             let name = format!("{layer}.{name}.weight");
-            let aliases = vec![stored_name(&name)];
+            let aliases = self.stored_names(&name);
             Parameter { aliases, may_be_missing: true, ..Parameter::new(name, shape, init) }
         };
         [
@@ -211,6 +232,7 @@ impl Lora {
             targets: layers(&targets, architecture)?,
             whole: keys.list("modules_to_save", "a list of names", name)?.unwrap_or_default(),
             task: None,
+            adapts: architecture.adapts,
         })
     }
 }
@@ -229,11 +251,6 @@ fn task_type(data: &TaskData) -> Option<&'static str> {
     }
 }
 
-/// Whether `end` is a path or the last parts of it.
-fn is_end(path: &str, end: &str) -> bool {
-    path.strip_suffix(end).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
-}
-
 /// Whether a path is that of `module` or of something in it.
 fn is_within(path: &str, module: &str) -> bool {
     format!(".{path}.").contains(&format!(".{module}."))
@@ -242,28 +259,28 @@ fn is_within(path: &str, module: &str) -> bool {
 /// The layers that `targets` names, all of which the architecture must have.
 fn layers(targets: &AdapterTargets, architecture: &Architecture) -> Result<Vec<String>, ConfigError> {
     let known = architecture.adapts;
-    if known.is_empty() {
+    if known.names.is_empty() {
         return Err(fail("adapter", "this architecture cannot have one; leave it out".to_owned()));
     }
     let layers: Vec<String> = match targets {
-        AdapterTargets::AllLinear => known.iter().map(|name| (*name).to_owned()).collect(),
-        AdapterTargets::Named(names) => names.clone(),
+        AdapterTargets::AllLinear => known.names.iter().map(|name| (*name).to_owned()).collect(),
+        AdapterTargets::Named(names) => {
+            let mut layers: Vec<String> = names.iter().flat_map(|name| known.targets(name)).collect();
+            let mut seen = HashSet::new();
+            layers.retain(|name| seen.insert(name.clone()));
+            layers
+        }
     };
-    match layers.iter().find(|name| !known.contains(&last_part(name))) {
+    match layers.iter().find(|name| !known.names.contains(&last_part(name))) {
         None => Ok(layers),
         Some(name) => {
-            let message = format!("found {name:?}; allowed: all-linear, {}", known.join(", "));
+            let message = format!("found {name:?}; allowed: all-linear, {}", known.names.join(", "));
             Err(fail("adapter.targets", message))
         }
     }
 }
 
-/// The name of a layer without the path to it.
-fn last_part(path: &str) -> &str {
-    path.rsplit('.').next().unwrap_or(path)
-}
-
-/// The name in files of what is trained in an adapter or beside it, as PEFT has it.
+/// The name in files of PEFT of what is trained beside an adapter, such as a head.
 pub fn stored_name(name: &str) -> String {
     format!("{PREFIX}{name}")
 }
@@ -345,6 +362,26 @@ mod tests {
         lora.whole = vec!["word_embeddings".to_owned()];
         let error = lora.for_model(model.as_ref(), |_| true).unwrap_err().to_string();
         assert!(error.contains("modules_to_save: found [\"word_embeddings\"]; allowed: heads alone"), "{error}");
+    }
+
+    /// Its modules have other names in transformers than in files. An adapter may have been written with either.
+    #[test]
+    fn a_vit_has_the_names_of_modules_and_of_files() {
+        let config = json!({"hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 1, "num_attention_heads": 2,
+                            "image_size": 8, "patch_size": 4});
+        let model = read_config(Arch::Vit, config.as_object().unwrap()).unwrap();
+        let adapter: Adapter =
+            serde_json::from_value(json!({"rank": 2, "targets": ["query", "output.dense"]})).unwrap();
+        let lora = Lora::new(&adapter, architecture(Arch::Vit)).unwrap();
+        let lora = lora.for_model(model.as_ref(), |_| true).unwrap();
+        assert_eq!((lora.targets.as_slice(), lora.task), (&["q_proj", "o_proj", "fc2"].map(str::to_owned)[..], None));
+        let all = lora.parameters(&model.parameters());
+        assert_eq!(all.iter().filter(|parameter| parameter.trained).count(), 6);
+        let name = "vit.encoder.layer.0.output.dense.lora_A.weight";
+        let down = all.iter().find(|parameter| parameter.name == name).unwrap();
+        let stored = ["vit.layers.0.mlp.fc2.lora_A.weight", name].map(stored_name);
+        assert_eq!((down.shape.as_slice(), down.aliases.as_slice()), (&[2, 12][..], &stored[..]));
+        assert_eq!(lora.stored_name(name), stored[0]);
     }
 
     #[test]

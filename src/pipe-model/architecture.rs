@@ -2,8 +2,9 @@
 
 use serde_json::{Map, Value};
 
+use crate::adaptable::Adaptable;
 use crate::config_keys::ConfigError;
-use crate::estimate::{StepMemory, Work};
+use crate::estimate::StepMemory;
 use crate::parameter::Parameter;
 use crate::starter::Starter;
 use crate::task_data::{Labels, TaskData};
@@ -22,8 +23,8 @@ pub struct Architecture {
     pub in_transformers: bool,
     /// Keys of config.json that `generation_config.json` repeats. Empty: the export has no such file.
     pub generation_keys: &'static [&'static str],
-    /// The names of the layers that can have an adapter. Empty: the model cannot have any.
-    pub adapts: &'static [&'static str],
+    /// The layers that can have an adapter.
+    pub adapts: Adaptable,
 }
 
 /// The config of a model, read and checked.
@@ -49,10 +50,5 @@ pub trait ModelConfig {
     /// The estimate of what a step holds, where the model has one.
     fn step_memory(&self) -> Option<&dyn StepMemory> {
         None
-    }
-
-    /// The same, where it is right for this work.
-    fn step_memory_of(&self, work: &Work) -> Option<&dyn StepMemory> {
-        self.step_memory().filter(|memory| work.adapter.is_none() || memory.counts_adapters())
     }
 }

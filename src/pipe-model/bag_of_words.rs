@@ -2,6 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
+use crate::adaptable::Adaptable;
 use crate::architecture::{Architecture, ModelConfig};
 use crate::config_keys::{ConfigError, ConfigKeys, extended, fail};
 use crate::parameter::{Init, Parameter};
@@ -76,7 +77,7 @@ pub const ARCHITECTURE: Architecture = Architecture {
     })),
     in_transformers: false,
     generation_keys: &[],
-    adapts: &[],
+    adapts: Adaptable::NONE,
 };
 
 impl ModelConfig for BagOfWordsConfig {

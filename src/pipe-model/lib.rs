@@ -1,6 +1,7 @@
 //! The models as numbers: their configs, the parameters that follow from them, and what a training of them holds. Knows
 //! no tensors, so that a plan needs no libtorch.
 
+mod adaptable;
 pub mod adapter;
 mod architecture;
 pub mod bag_of_words;
@@ -23,6 +24,7 @@ mod task_data;
 mod tokenization;
 pub mod vit;
 
+pub use adaptable::Adaptable;
 pub use architecture::{Architecture, ModelConfig};
 pub use config_keys::{Activation, ConfigError, ConfigKeys};
 pub use parameter::{Init, Parameter};

@@ -4,6 +4,7 @@
 
 use serde_json::{Map, Value, json};
 
+use crate::adaptable::Adaptable;
 use crate::architecture::{Architecture, ModelConfig};
 use crate::config_keys::{ConfigError, ConfigKeys, extended};
 use crate::estimate::{Stage, StepMemory, Work};
@@ -87,7 +88,7 @@ pub const ARCHITECTURE: Architecture = Architecture {
     tokenization: None,
     in_transformers: false,
     generation_keys: &[],
-    adapts: &[],
+    adapts: Adaptable::NONE,
 };
 
 impl ModelConfig for TabularConfig {

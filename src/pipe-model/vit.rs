@@ -3,6 +3,7 @@
 
 use serde_json::{Map, Value, json};
 
+use crate::adaptable::Adaptable;
 use crate::architecture::{Architecture, ModelConfig};
 use crate::clip::memory::{Layers, input, patches};
 use crate::clip::{TowerConfig, VisionConfig};
@@ -102,7 +103,19 @@ pub const ARCHITECTURE: Architecture = Architecture {
     tokenization: None,
     in_transformers: true,
     generation_keys: &[],
-    adapts: &[],
+    adapts: Adaptable {
+        names: &["k_proj", "v_proj", "q_proj", "o_proj", "fc1", "fc2"],
+        // Since transformers 5.22.
+        renamed: &[
+            ("encoder.layer", "layers"),
+            ("attention.attention.query", "attention.q_proj"),
+            ("attention.attention.key", "attention.k_proj"),
+            ("attention.attention.value", "attention.v_proj"),
+            ("attention.output.dense", "attention.o_proj"),
+            ("intermediate.dense", "mlp.fc1"),
+            ("output.dense", "mlp.fc2"),
+        ],
+    },
 };
 
 impl ModelConfig for VitConfig {
@@ -172,9 +185,10 @@ pub fn parameters(config: &VitConfig) -> Vec<Parameter> {
 impl StepMemory for VitConfig {
     fn stages(&self, work: &Work) -> Vec<Stage> {
         let layers = Layers::of(&self.vision.tower, work, self.vision.positions() as u128, false);
+        let labels = self.labels.count() as u128;
         let mut stages = vec![input(&self.vision, 0, work), patches(&self.vision, &layers, work)];
         stages.extend(layers.stages("vision"));
-        stages.push(layers.projection("classifier", self.labels.count() as u128));
+        stages.push(layers.projection("classifier", |width| width * labels, labels));
         stages
     }
 }

@@ -3,13 +3,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use pipe_model::TaskData;
-use pipe_spec::Inspection;
-use pipe_spec::pipeline::{self, BatchSetting, Data, Limit, Task};
+use pipe_model::memory::has_attention_kernel;
+use pipe_spec::pipeline::{self, BatchSetting, Data, Limit, Pad, Precision, Task};
 use pipe_spec::trainer::{ClassCount, Lengths, Split, StepParts};
+use pipe_spec::{Inspection, TrainerSpec};
 use tch::Device;
 
 use crate::data::{
@@ -67,11 +68,55 @@ pub fn inspect(spec_file: &Path) -> Result<(), TrainerError> {
         Counter { data: &spec.data, task_data: &task_data, classes: definition.class_names() }
             .count(&Reader { source, pool: Arc::clone(&pool) })
     };
+    let source = Arc::clone(&sources.train);
     let (train, eval) = (split(sources.train)?, sources.eval.map(split).transpose()?);
-    let inspection = Inspection { train, eval, steps, step_parts, example, notices: sources.notices };
+    check_any_left(&spec, &train, source.as_ref(), &sources.notices)?;
+    let mut notices = sources.notices;
+    notices.extend(about_padding(&spec, &definition)?);
+    let inspection = Inspection { train, eval, steps, step_parts, example, notices };
     let text = serde_json::to_string(&inspection).expect("it is plain data");
     let write = writeln!(std::io::stdout(), "{text}");
     write.map_err(|source| TrainerError::Io { path: "stdout".into(), source })
+}
+
+/// Where rows are not padded, `data.pad: max` changes nothing. Whether there will be a card is not known here.
+fn about_padding(spec: &TrainerSpec, definition: &Definition) -> Result<Option<String>, TrainerError> {
+    if spec.data.pad != Pad::Max {
+        return Ok(None);
+    }
+    if pipe_model::architecture(definition.arch()).tokenization.is_none() {
+        let arch = definition.arch().name();
+        return Ok(Some(format!("data.pad: max changes nothing: {arch} reads no texts, which alone are padded")));
+    }
+    let is_narrow = !matches!(spec.train.precision, Precision::Fp32 | Precision::Tf32);
+    let has_kernel = definition.config()?.head_width().is_some_and(has_attention_kernel);
+    let text =
+        "data.pad: max changes nothing on a card in 16 bits: samples stand one behind the other, without padding";
+    Ok((is_narrow && has_kernel).then(|| text.to_owned()))
+}
+
+/// Refuses data of which no row is left. Where all that were looked at are skipped, the others are read too.
+fn check_any_left(
+    spec: &TrainerSpec,
+    train: &Split,
+    source: &dyn Source,
+    notices: &[String],
+) -> Result<(), TrainerError> {
+    if train.rows == 0 || train.skipped < train.read {
+        return Ok(());
+    }
+    for row in 0..source.len() {
+        if source.peek(row)?.is_some() {
+            return Ok(());
+        }
+    }
+    let why = match notices {
+        [] if spec.data.skip_bad => "none of them can be read, and data.skip_bad is on".to_owned(),
+        notices => notices.join("; "),
+    };
+    let message = format!("no row is left to train on: all {} are skipped: {why}", train.rows);
+    let path = spec.data.train.0.first().map(PathBuf::from).unwrap_or_default();
+    Err(TrainerError::Data { path, line: None, message })
 }
 
 /// The first row that has something to learn, in pieces that the loss counts or does not.

@@ -30,6 +30,7 @@ pub fn tests(suite: &mut Suite) {
     suite.test("commands::nothing_outside_is_written::docker", Needs::Docker, outside);
     suite.test("commands::an_image_is_needed::docker", Needs::Docker, no_image);
     suite.test("commands::what_it_is_started_with", Needs::Nothing, values);
+    suite.test("commands::no_trainer_is_needed::process", Needs::Nothing, without_trainer);
     suite.test("commands::allocators_are_told", Needs::Nothing, allocators);
     suite.test("commands::two_peaks_name_the_next_batch", Needs::Nothing, fitted);
     suite.test("commands::its_own_record_of_an_out_of_memory", Needs::Nothing, own_record);
@@ -515,6 +516,25 @@ fn values() {
     folder.pipe(&["run", "job.yaml"]).exits(0).says("x y-bf16 3 3 8 bf16 1 0.5 x y a hidden").says(&here);
     assert!(!folder.read_run("attempts/01/spec.json").contains("hidden"));
     folder.pipe(&["check", "job.yaml"]).exits(0).prints("job.yaml is valid: batch 3 x accum 3 = effective batch 8");
+}
+
+/// Only a training needs the trainer's file.
+fn without_trainer() {
+    let folder = Folder::new().env("PIPE_TRAINER", "/nowhere/pipe-trainer");
+    folder.write(
+        "job.yaml",
+        "version: 1\nname: job\nengine: process\ncontainer: {gpus: 0}\ntrain: {batch: 4}\ncommand: [sh, -c, 'echo done']\n",
+    );
+    folder.pipe(&["run", "job.yaml"]).exits(0).says("done");
+    folder.pipe(&["show", "latest"]).exits(0);
+    folder.write("rows.jsonl", "{\"text\": \"a\", \"label\": \"x\"}\n");
+    folder.write(
+        "train.yaml",
+        "version: 1\nname: train\nengine: process\nmodel: {arch: bag-of-words, config: {}}\ndata: {train: rows.jsonl}\n\
+         train: {steps: 1, batch: 1, effective_batch: 1}\ncontainer: {gpus: 0}\n",
+    );
+    let said = folder.pipe(&["run", "train.yaml"]).exits(4).says("the trainer program was not found").stderr;
+    assert_eq!(said.matches("/nowhere/pipe-trainer").count(), 1, "{said}");
 }
 
 /// What torch and JAX read, for a card of 24 GiB.

@@ -279,9 +279,18 @@ fn pruned() {
     folder.pipe(&["ls"]).exits(0).prints("finished");
     // It is made again; while a run reads it, it stays.
     folder.write("job.yaml", folder.read("job.yaml").replace("JOB: exit 0", "JOB: sleep"));
+    folder.write("cache/buckets/s3--data--0123456789abcdef/snapshots/1/train.jsonl", "rows");
+    folder.write("cache/buckets/.locks/s3--data--0123456789abcdef/1.lock", "");
+    let lock = folder.path().join("cache/buckets/.locks/s3--data--0123456789abcdef/1.lock");
+    let lock = std::fs::File::open(lock).unwrap();
+    lock.lock().unwrap();
     let running = folder.start(&["run", "job.yaml", "--engine", "process"]);
     folder.wait_for_log(1, "sleeping");
-    folder.pipe(&["prune", "--all", "--yes"]).exits(0).says("kept prepared data");
+    let kept = "kept files of a bucket s3--data--0123456789abcdef: it is in use";
+    folder.pipe(&["prune", "--all", "--yes"]).exits(0).says("kept prepared data").says(kept);
+    drop(lock);
+    folder.pipe(&["prune", "--all", "--yes"]).exits(0).prints("files of a bucket");
+    assert!(!folder.path().join("cache/buckets/s3--data--0123456789abcdef").exists());
     assert_eq!(cached(&folder).len(), 2);
     running.signal("INT");
     running.end();

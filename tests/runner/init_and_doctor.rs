@@ -310,6 +310,17 @@ fn without_terminal() {
     folder.pipe(&["init", "--arch", "bert"]).exits(2).says("--data not given");
     folder.pipe(&["init", "--arch", "bart", "--data", "x"]).exits(2).says("possible values: t5, bert");
     folder.pipe(&["init", "--arch", "t5", "--data", "x", "--name", "a b"]).exits(2).says("letters, digits");
+    let downloads_nothing = |flags: &[&str], hint: &str| {
+        let words = [&["init", "--yes"], flags].concat();
+        folder.pipe(&words).exits(2).says("`pipe init` downloads nothing").says(hint);
+    };
+    downloads_nothing(
+        &["--data", "s3://bucket/rows.jsonl"],
+        "choose a model with --arch and its columns with --fields",
+    );
+    downloads_nothing(&["--model", "gs://bucket/model", "--data", "x"], "name its architecture with --arch");
+    let address = ["init", "--yes", "--arch", "t5", "--data", "x", "s3://bucket/a.yaml"];
+    folder.pipe(&address).exits(2).says("s3://bucket/a.yaml: a pipeline is written to this machine");
     assert!(std::fs::read_dir(folder.path()).unwrap().next().is_none());
 }
 

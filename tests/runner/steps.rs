@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
+use crate::harness::folder::repository;
 use crate::harness::{Folder, Needs, Suite};
 use crate::stand_ins::job;
 
@@ -22,6 +23,7 @@ pub fn tests(suite: &mut Suite) {
     suite.test("steps::a_traceback_is_shown_once", Needs::Nothing, traceback);
     suite.test("steps::what_a_step_depends_on", Needs::Nothing, depends);
     suite.test("steps::a_result_of_two_scripts_is_of_neither", Needs::Nothing, mixed);
+    suite.test("steps::the_architecture_is_that_of_the_model", Needs::Nothing, architecture);
     suite.test("steps::only_files_and_folders_are_read", Needs::Nothing, special);
     suite.test("steps::hashing_can_be_interrupted", Needs::Nothing, interrupted);
     suite.test("steps::an_input_that_changes_meanwhile", Needs::Nothing, changed_meanwhile);
@@ -406,6 +408,22 @@ fn mixed() {
     let run = graph(&folder)[0].2.clone();
     folder.write(&format!("runs/{run}/output/rows"), "spoilt\n");
     folder.pipe(&["run", "steps.yaml"]).exits(0).says_not("nothing has changed");
+}
+
+/// A training that names a folder with a model needs no `arch`, as in a pipeline of its own.
+fn architecture() {
+    let folder = Folder::new();
+    let model = repository().join("tests/fixtures/bert").display().to_string();
+    folder.write("rows.jsonl", "{\"text\": \"a\", \"label\": \"x\"}\n");
+    let yaml = format!(
+        "version: 1\nname: steps\nsteps:\n  learn:\n    engine: process\n    model: {{from: {model}}}\n    data: {{train: rows.jsonl}}\n\
+         \x20   train: {{steps: 1, batch: 1, effective_batch: 1}}\n    container: {{gpus: 0, cpus: 1}}\n"
+    );
+    folder.write("steps.yaml", &yaml);
+    let planned = folder.pipe(&["run", "steps.yaml", "--dry-run"]).exits(0).json();
+    assert_eq!(planned["steps"][0]["pipeline"]["model"]["arch"], "bert", "{planned}");
+    folder.write("steps.yaml", yaml.replace(&model, "nowhere"));
+    folder.pipe(&["run", "steps.yaml", "--dry-run"]).exits(3).says("steps.learn.model.arch");
 }
 
 /// Devices and what the kernel shows are no inputs though a command names them, and a pipe is no output.

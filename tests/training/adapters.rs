@@ -20,6 +20,8 @@ const EFFECTIVE: u64 = 8;
 #[derive(Clone, Copy)]
 struct Base {
     fixture: &'static str,
+    /// The file of the fixture that is trained on.
+    rows: &'static str,
     /// The pipeline's `data`, after the file.
     data: &'static str,
     targets: &'static str,
@@ -28,22 +30,43 @@ struct Base {
 
 const T5: Base = Base {
     fixture: "t5-gated",
-    data: "max_source: 48, max_target: 64, eval_share: 0.1",
+    rows: "train.jsonl",
+    data: "shuffle: false, max_source: 48, max_target: 64, eval_share: 0.1",
     targets: "[q, v, wi_1, wo]",
     lr: "2.0e-2",
 };
-const BERT: Base =
-    Base { fixture: "bert", data: "max_length: 40, eval_share: 0.1", targets: "[query, dense]", lr: "1.0e-2" };
+const BERT: Base = Base {
+    fixture: "bert",
+    rows: "train.jsonl",
+    data: "shuffle: false, max_length: 40, eval_share: 0.1",
+    targets: "[query, dense]",
+    lr: "1.0e-2",
+};
 const DEBERTA: Base = Base {
     fixture: "deberta-v3",
-    data: "max_length: 40",
+    rows: "train.jsonl",
+    data: "shuffle: false, max_length: 40",
     targets: "[query_proj, key_proj, output.dense]",
     lr: "1.0e-2",
 };
-const CLIP: Base = Base { fixture: "clip", data: "pad: max", targets: "[q_proj, fc2, text_projection]", lr: "1.0e-2" };
+const CLIP: Base = Base {
+    fixture: "clip",
+    rows: "train.jsonl",
+    data: "shuffle: false, pad: max",
+    targets: "[q_proj, fc2, text_projection]",
+    lr: "1.0e-2",
+};
+/// Its layers by the names of transformers' modules, and by those in its files.
+const VIT: Base = Base {
+    fixture: "vit",
+    rows: "batch.safetensors",
+    data: "shuffle: false",
+    targets: "[q_proj, value, o_proj, intermediate.dense]",
+    lr: "1.0e-2",
+};
 
 pub fn tests(suite: &mut Suite) {
-    for base in [T5, BERT, DEBERTA, CLIP] {
+    for base in [T5, BERT, DEBERTA, CLIP, VIT] {
         let name = base.fixture;
         suite.test(&format!("adapters::one_training_however_it_is_cut::{name}"), Needs::Nothing, move || cut(base));
         suite.test(&format!("adapters::resumed_to_the_bit::{name}"), Needs::Nothing, move || resumed(base));
@@ -59,9 +82,10 @@ fn pipeline(base: Base, model: &Path, adapter: &str, train: &str) -> String {
     let (model, data) = (model.display(), fixture(base.fixture));
     format!(
         "version: 1\nname: adapted\nmodel: {{from: {model}}}\nadapter: {{{adapter}}}\n\
-         data: {{train: {}/train.jsonl, shuffle: false, {}}}\n\
+         data: {{train: {}/{}, {}}}\n\
          train: {{{train}, effective_batch: {EFFECTIVE}, optimizer: {{lr: {}}}}}\ncontainer: {{gpus: 0, cpus: 1}}\n",
         data.display(),
+        base.rows,
         base.data,
         base.lr
     )
@@ -244,6 +268,12 @@ fn refused() {
     folder.pipe(&["check", "adapted.yaml"]).says("adapter.targets: found wi; the model has no such layer");
     folder.write("adapted.yaml", t5.replace("[wi]", "[q_proj]"));
     folder.pipe(&["check", "adapted.yaml"]).exits(3).says("found \"q_proj\"; allowed: all-linear, q, k, v, o, wi");
+    // Names of files that modules of transformers do not have.
+    folder.write("adapted.yaml", pipeline(VIT, &fixture("vit"), "targets: [query, lm_head]", "steps: 1, batch: 8"));
+    folder
+        .pipe(&["check", "adapted.yaml"])
+        .exits(3)
+        .says("found \"lm_head\"; allowed: all-linear, k_proj, v_proj, q_proj");
     // The adapter of another model.
     let other = fixture("bert-lora/adapter").display().to_string();
     folder.write("adapted.yaml", t5.replace("targets: [wi]", &format!("from: {other}")));

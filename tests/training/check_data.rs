@@ -2,6 +2,7 @@
 
 use serde_json::{Value, json};
 
+use crate::golden::fixture;
 use crate::harness::{Folder, Needs, Suite};
 use crate::small_t5::generate;
 
@@ -14,6 +15,9 @@ pub fn tests(suite: &mut Suite) {
     suite.test("check_data::the_time_that_an_earlier_run_took", Needs::Nothing, time);
     suite.test("check_data::weights_of_another_config", Needs::Nothing, other_weights);
     suite.test("check_data::conversations", Needs::Nothing, conversations);
+    suite.test("check_data::conversations_of_which_nothing_is_left", Needs::Nothing, nothing_left);
+    suite.test("check_data::padding_that_changes_nothing", Needs::Nothing, padding);
+    suite.test("check_data::a_stop_is_heard_while_rows_are_read", Needs::Nothing, stopped);
     suite.test("check_data::semicolons_and_tabs", Needs::Nothing, separators);
     suite.test("check_data::input_that_fails_leaves_no_run", Needs::Nothing, no_run);
 }
@@ -175,6 +179,83 @@ fn conversations() {
     folder.write("chat/train.jsonl", "{\"chat\": [{\"role\": \"user\", \"content\": \"hi\"}]}\n");
     let want = "train.jsonl line 1: field \"chat\" has 1 turns; there must be a question and an answer";
     folder.pipe(&["check", "t5.yaml"]).exits(3).says(want);
+}
+
+/// A small llama on conversations of this many rows, whose assistant speaks after `words` words. Its template does `work` for each row.
+fn talks(rows: usize, words: usize, work: &str) -> Folder {
+    let folder = Folder::new();
+    let model = fixture("chat-llama-lora");
+    for file in std::fs::read_dir(&model).unwrap().map(|entry| entry.unwrap().path()).filter(|path| path.is_file()) {
+        std::fs::copy(&file, folder.path().join(file.file_name().unwrap())).unwrap();
+    }
+    let template = "{%- for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}";
+    folder.write("chat_template.jinja", format!("{work}{template}"));
+    let question = json!({ "role": "user", "content": "soup ".repeat(words) });
+    let row = json!({ "messages": [question, { "role": "assistant", "content": "yes" }] });
+    folder.write("rows.jsonl", format!("{row}\n").repeat(rows));
+    let here = folder.path().display();
+    let yaml = format!(
+        "version: 1\nname: talks\nmodel: {{from: {here}}}\ndata: {{train: rows.jsonl, fields: {{messages: messages}}, max_length: 64}}\n\
+         train: {{steps: 2, batch: 2, effective_batch: 2}}\ncontainer: {{gpus: 0, cpus: 1}}\n"
+    );
+    folder.write("talks.yaml", yaml);
+    folder
+}
+
+/// Where every row is skipped nothing would be trained: that is an error, with the reason.
+fn nothing_left() {
+    let folder = talks(9, 20, "");
+    let why = "no row is left to train on: all 9 are skipped: ";
+    let said = folder.pipe(&["check", "talks.yaml"]).exits(3).says(why).stderr;
+    assert!(said.contains("9 rows left out: the assistant says nothing within data.max_length"), "{said}");
+    folder.pipe(&["check", "talks.yaml", "--set", "data.max_length=128"]).exits(0);
+}
+
+fn padding() {
+    let folder = dishes();
+    let bag = "{arch: bag-of-words, config: {vocab_size: 192, hidden_size: 8}}";
+    let bert = "{arch: bert, config: {vocab_size: 192, hidden_size: 16, num_hidden_layers: 1, num_attention_heads: 2, \
+                intermediate_size: 16}}";
+    folder.write("dishes.yaml", folder.read("dishes.yaml").replace(bag, bert));
+    let check = |set: &[&str]| {
+        let set: Vec<&str> = set.iter().flat_map(|set| ["--set", set]).collect();
+        folder.pipe(&[&["check", "dishes.yaml"], &set[..]].concat()).exits(0).stdout
+    };
+    let note = "note   data.pad: max changes nothing on a card in 16 bits";
+    assert!(check(&["data.pad=max", "train.precision=bf16"]).contains(note));
+    for set in [&["data.pad=max"][..], &["train.precision=bf16"]] {
+        assert!(!check(set).contains("data.pad"), "{set:?}");
+    }
+    let batch = fixture("vit").join("batch.safetensors");
+    folder.write(
+        "vit.yaml",
+        format!(
+            "version: 1\nname: vit\nmodel: {{from: {}}}\ndata: {{train: {}, pad: max}}\n\
+             train: {{steps: 1, batch: 2, effective_batch: 2}}\ncontainer: {{gpus: 0, cpus: 1}}\n",
+            fixture("vit").display(),
+            batch.display()
+        ),
+    );
+    folder.pipe(&["check", "vit.yaml"]).exits(0).prints("data.pad: max changes nothing: vit reads no texts");
+}
+
+/// Each row takes some hundredths of a second to write: all of them would take minutes.
+fn stopped() {
+    let folder = talks(20_000, 2, "{%- for a in range(60000) %}{% endfor %}");
+    let began = std::time::Instant::now();
+    let running = folder.start(&["run", "talks.yaml", "--engine", "process"]);
+    let spec =
+        || folder.path().join("runs").read_dir().ok()?.next()?.ok().map(|run| run.path().join("attempts/01/spec.json"));
+    while !spec().is_some_and(|spec| spec.exists()) {
+        assert!(began.elapsed().as_secs() < 60, "no attempt began");
+        std::thread::sleep(std::time::Duration::from_millis(50));
+    }
+    std::thread::sleep(std::time::Duration::from_secs(2));
+    let asked = std::time::Instant::now();
+    running.signal("TERM");
+    running.end().exits(130);
+    assert!(asked.elapsed().as_secs() < 20, "{:?}", asked.elapsed());
+    assert_eq!(folder.show()["status"], "stopped");
 }
 
 /// The same rows between semicolons, and between tabs.

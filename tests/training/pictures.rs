@@ -25,6 +25,9 @@ pub fn tests(suite: &mut Suite) {
             in_transformers(name, arch);
         });
     }
+    suite.test("golden::logits_and_gradients::vit-lora", Needs::Nothing, || {
+        drop(compare("vit-lora", &fixture("vit-lora")));
+    });
     suite.test("pictures::a_new_head_for_other_classes", Needs::Nothing, new_head);
     suite.test("pictures::folders_of_classes_to_predictions", Needs::Nothing, || shapes(96, 6, 0.0));
     suite.thorough("pictures::shapes_are_told_apart", Needs::Nothing, || shapes(360, 45, 0.9));

@@ -187,4 +187,13 @@ fn refused() {
     folder.pipe(&["check", "c.yaml"]).exits(3).says("\"preference\", which bert has no head for");
     folder.write("pairs.jsonl", "{\"chosen\": \"yes\", \"rejected\": \"no\"}\n");
     folder.pipe(&["check", "pairs.yaml"]).exits(3).says("give the column with what it answers as data.fields.prompt");
+    // Pairs of which there is nothing to learn.
+    let talk = json!([{ "role": "user", "content": "hi" }, { "role": "assistant", "content": "yes" }]);
+    folder.write("pairs.jsonl", lines(&vec![json!({ "chosen": talk, "rejected": talk }); 7]));
+    let why = "no row is left to train on: all 7 are skipped: 7 rows left out: both answers are the same";
+    folder.pipe(&["check", "pairs.yaml"]).exits(3).says(why);
+    let other = json!([{ "role": "user", "content": "hi" }, { "role": "assistant", "content": "no" }]);
+    let one = json!({ "chosen": talk, "rejected": other });
+    folder.write("pairs.jsonl", lines(&[vec![json!({ "chosen": talk, "rejected": talk }); 7], vec![one]].concat()));
+    folder.pipe(&["check", "pairs.yaml"]).exits(0).prints("7 rows left out").prints("train  8 rows");
 }

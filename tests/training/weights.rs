@@ -17,7 +17,31 @@ pub fn tests(suite: &mut Suite) {
         let test = move || drop(compare(name, pickled(name, *rename).path()));
         suite.test(&format!("weights::names_of_the_hub::{name}"), Needs::Nothing, test);
     }
+    suite.test("weights::one_that_is_not_finite_is_named", Needs::Nothing, not_finite);
     suite.test("weights::a_pickle_that_runs_something_is_refused", Needs::Nothing, refused);
+}
+
+/// A loss that is NaN from the first step on is no matter of the learning rate where the weights were it when they were read.
+fn not_finite() {
+    let folder = folder("model");
+    for file in ["config.json", "tokenizer.json"] {
+        let path = fixture("deberta-v3").join(file);
+        folder.write(&format!("model/{file}"), std::fs::read(path).unwrap());
+    }
+    let mut bytes = std::fs::read(fixture("deberta-v3").join("model.safetensors")).unwrap();
+    let name = "deberta.encoder.layer.0.output.dense.weight";
+    let at = {
+        let tensors = SafeTensors::deserialize(&bytes).unwrap();
+        let data = tensors.tensor(name).unwrap().data().as_ptr() as usize;
+        data - bytes.as_ptr() as usize
+    };
+    bytes[at + 8..at + 12].copy_from_slice(&f32::NAN.to_le_bytes());
+    folder.write("model/model.safetensors", bytes);
+    let said = folder.pipe(&["run", "hub.yaml", "--engine", "process"]).exits(3).stderr;
+    let want = format!(
+        "model/model.safetensors: tensor {name}: it has numbers that are not finite (NaN or infinite), so that the loss is NaN"
+    );
+    assert!(said.contains(&want) && !said.contains("train.optimizer.lr"), "{said}");
 }
 
 fn read(name: &str) -> Vec<u8> {

@@ -3,12 +3,18 @@
 use super::{BertConfig, Family};
 use crate::estimate::{Attention, Bias, Stage, StepMemory, Work, bias_sums, column_sums, embedding_sums};
 
+/// The layers as `Architecture::adapts` counts them, of DeBERTa too.
+const QUERY: usize = 0;
+const KEY: usize = 1;
+const VALUE: usize = 2;
+const DENSE: usize = 3;
+
 impl StepMemory for BertConfig {
     fn stages(&self, work: &Work) -> Vec<Stage> {
         let [width, inner, heads, words] =
             [self.hidden_size, self.intermediate_size, self.num_attention_heads, self.vocab_size]
                 .map(|size| size as u128);
-        let flow = Flow { work, width, inner, heads, bias: Bias::None };
+        let flow = Flow { work, width, inner, heads, bias: Bias::None, dense: DENSE };
         let rows = words + (self.max_position_embeddings + self.type_vocab_size) as u128;
         // RoBERTa looks up a position for each token by itself.
         let positions = match self.family {
@@ -41,6 +47,8 @@ pub(crate) struct Flow<'a> {
     pub inner: u128,
     pub heads: u128,
     pub bias: Bias,
+    /// The number of dense layers in `Architecture::adapts`.
+    pub dense: usize,
 }
 
 impl Flow<'_> {
@@ -70,9 +78,13 @@ impl Flow<'_> {
     /// `more` is what else the forward pass holds.
     pub fn embeddings(&self, words: u128, tables: u128, more: u128) -> Stage {
         let embedded = self.tokens() * self.width * self.work.weight();
-        let kept = embedded + self.spreads();
+        // Frozen tables and norms have no gradients, for which something would be kept.
+        let kept = self.work.own(embedded + self.spreads());
         // Words, their sum with the others, what the norm keeps and gives, and that with some of it dropped.
         let forward = (4 + u128::from(self.work.drops)) * embedded + self.spreads() + more;
+        if self.work.adapter.is_some() {
+            return self.stage("the embeddings".to_owned(), [kept, forward, 0], 0);
+        }
         let partial = embedding_sums(self.tokens(), words, self.width);
         // The gradient of the words comes last, after that of the one type that all tokens have.
         let before = (3 * embedded + self.norm_sums()).max(embedded + column_sums(self.tokens(), self.width));
@@ -88,12 +100,16 @@ impl Flow<'_> {
 
     /// Bytes that attention keeps: its input, queries, keys and values, its output and the sums of its weights.
     pub fn attention_kept(&self) -> u128 {
-        5 * self.hidden() + self.attends().kept()
+        let inputs = [QUERY, KEY, VALUE];
+        let adapted: u128 = inputs.map(|layer| self.work.adapter_keeps(layer, self.tokens(), self.width)).iter().sum();
+        let input = if self.work.keeps_input(&inputs) { self.hidden() } else { 0 };
+        input + 4 * self.hidden() + self.attends().kept() + adapted
     }
 
     /// Bytes of the forward pass of attention while queries, keys and values are made: their weights in one piece too.
     pub fn attention_forward(&self) -> u128 {
-        4 * self.hidden() + self.stacked().max(self.hidden() + self.attends().forward())
+        let adapters = self.attention_kept().saturating_sub(5 * self.hidden() + self.attends().kept());
+        4 * self.hidden() + adapters + self.stacked().max(self.hidden() + self.attends().forward())
     }
 
     /// Bytes of the backward pass of attention. `more` is what it holds beside that until the gradients of queries, keys and
@@ -102,18 +118,19 @@ impl Flow<'_> {
         // The gradients of the residual, of what it gave, of queries, keys and values; those of parameters come after them.
         let fused = self.attention_kept() + 5 * self.hidden() + self.attends().backward() + more;
         // The input and its gradient, the residual's, and those of queries, keys and values, apart and in one piece.
-        let sums = column_sums(self.tokens(), 3 * self.width);
+        let sums = self.work.own(column_sums(self.tokens(), 3 * self.width));
         let gradients = self.attention_parameters() * self.work.weight();
         fused.saturating_sub(gradients).max(9 * self.hidden() + self.stacked().max(sums))
     }
 
-    /// The weights of queries, keys and values in one piece.
+    /// The weights of queries, keys and values in one piece. Beside adapters each of them is a product of its own.
     fn stacked(&self) -> u128 {
-        3 * self.width * self.width * self.work.compute()
+        let all = 3 * self.width * self.width * self.work.compute();
+        self.work.own(all) + self.work.made_wide(self.width * self.width)
     }
 
     pub fn attention_parameters(&self) -> u128 {
-        3 * linear(self.width, self.width)
+        [QUERY, KEY, VALUE].map(|layer| self.work.trained_linear(layer, self.width, self.width)).iter().sum()
     }
 
     /// The stages of a layer, or the one that it is where it is computed again. `unrecorded` is what its forward pass holds
@@ -127,16 +144,22 @@ impl Flow<'_> {
     }
 
     fn attention_output(&self, number: u128) -> Stage {
-        let hidden = self.hidden();
-        let kept = hidden + self.spreads();
-        let forward = (hidden + self.work.narrow_copy(self.width * self.width)).max(2 * hidden + kept);
-        // The gradients of what it gave, of the residual and of the product.
-        let backward = kept + 3 * hidden + self.norm_sums();
-        let parameters = linear(self.width, self.width) + 2 * self.width;
+        let (work, hidden) = (self.work, self.hidden());
+        let adapted = work.adapter_keeps(self.dense, self.tokens(), self.width);
+        let kept = hidden + self.spreads() + adapted;
+        let weights = work.narrow_copy(self.width * self.width) + work.made_wide(self.width * self.width);
+        let forward = (hidden + weights).max(2 * hidden + kept);
+        // The gradients of what it gave, of the residual and of the product; beside an adapter that of its input comes in two parts.
+        let product = if work.adapter.is_some() { 4 * hidden + adapted + weights } else { 0 };
+        let backward = (kept + 3 * hidden + self.norm_sums()).max(product);
+        let parameters = work.trained_linear(self.dense, self.width, self.width) + work.own(2 * self.width);
         self.stage(format!("the attention of layer {number}"), [kept, forward, backward], parameters)
     }
 
     fn feed_forward(&self, number: u128) -> Stage {
+        if self.work.adapter.is_some() {
+            return self.adapted_feed_forward(number);
+        }
         let hidden = self.hidden();
         let inner = self.tokens() * self.inner * self.work.compute();
         let weights = self.work.narrow_copy(self.width * self.inner);
@@ -153,11 +176,33 @@ impl Flow<'_> {
         Stage { gradients: parameters * self.work.weight(), ..stage }
     }
 
+    /// The same beside an adapter: the activation is an operation of its own, and what goes into either product may be kept.
+    fn adapted_feed_forward(&self, number: u128) -> Stage {
+        let (work, hidden) = (self.work, self.hidden());
+        let inner = self.tokens() * self.inner * work.compute();
+        let wide = work.made_wide(self.width * self.inner);
+        let [first, second] =
+            [self.width, self.inner].map(|inputs| work.adapter_keeps(self.dense, self.tokens(), inputs));
+        let [input, activated] = if work.keeps_input(&[self.dense]) { [hidden, inner] } else { [0, 0] };
+        let kept = hidden + inner + self.spreads() + input + activated + first + second;
+        // The output of attention and the input are still there; a product is made twice, without what the adapter adds and with it.
+        let forward = (kept + hidden + (2 * hidden).max(hidden + wide)).max(2 * hidden + kept);
+        let given = (1 + u128::from(work.drops)) * hidden;
+        // The gradient of the activation comes in two parts, the second of which a wide weight makes, and is their sum. What the second
+        // adapter has kept is gone by then.
+        let backward = input + first + given + (4 * inner).max(3 * inner + wide);
+        let parameters =
+            work.trained(self.dense, self.width, self.inner) + work.trained(self.dense, self.inner, self.width);
+        self.stage(format!("the feed-forward part of layer {number}"), [kept, forward, backward], parameters)
+    }
+
     /// Bytes of the forward pass of a layer where nothing is kept. In its feed-forward part `others` are still there, beside
     /// what attention gave, its product, the norm of that and what the part gives.
     pub fn unrecorded(&self, others: u128) -> u128 {
         let inner = self.tokens() * self.inner * self.work.compute();
-        let feed_forward = others + 4 * self.hidden() + 2 * inner + self.work.narrow_copy(self.width * self.inner);
+        let weights = self.width * self.inner;
+        let feed_forward =
+            others + 4 * self.hidden() + 2 * inner + self.work.narrow_copy(weights) + self.work.made_wide(weights);
         feed_forward.max(self.attention_forward())
     }
 
@@ -188,6 +233,7 @@ impl Flow<'_> {
     pub fn head(&self, keeps_last: bool, labels: u128) -> Stage {
         let hidden = self.hidden();
         let kept = if keeps_last { hidden } else { 0 };
+        // A head is trained whole.
         let parameters = linear(self.width, self.width) + linear(self.width, labels);
         self.stage("the head".to_owned(), [kept, hidden, kept + hidden], parameters)
     }

@@ -6,6 +6,7 @@ pub(crate) mod memory;
 use pipe_spec::pipeline::Arch;
 use serde_json::{Map, Value, json};
 
+use crate::adaptable::Adaptable;
 use crate::architecture::{Architecture, ModelConfig};
 use crate::config_keys::{Activation, ConfigError, ConfigKeys, extended, fail};
 use crate::estimate::StepMemory;
@@ -178,7 +179,7 @@ pub const BERT: Architecture = Architecture {
     }),
     in_transformers: true,
     generation_keys: &[],
-    adapts: &["query", "key", "value", "dense"],
+    adapts: Adaptable::named(&["query", "key", "value", "dense"]),
 };
 
 pub const ROBERTA: Architecture = Architecture {
@@ -186,7 +187,7 @@ pub const ROBERTA: Architecture = Architecture {
     starter: Starter::classifier("FacebookAI/roberta-base", 50_265, roberta),
     tokenization: Some(roberta_tokens(VocabularyFormat::Roberta, Algorithm::ByteLevelBpe)),
     // The last is of the head, which PEFT names where all layers are meant.
-    adapts: &["query", "key", "value", "dense", "out_proj"],
+    adapts: Adaptable::named(&["query", "key", "value", "dense", "out_proj"]),
     ..BERT
 };
 

@@ -3,6 +3,14 @@
 use super::{ClipConfig, TextConfig, TowerConfig, VisionConfig};
 use crate::estimate::{Attention, Bias, Stage, StepMemory, Way, Work, column_sums};
 
+/// The layers as `Architecture::adapts` counts them; the first of ViT too.
+const QUERIES_KEYS_VALUES: [usize; 3] = [0, 1, 2];
+const OUT: usize = 3;
+const FIRST: usize = 4;
+const SECOND: usize = 5;
+const VISUAL_PROJECTION: usize = 6;
+const TEXT_PROJECTION: usize = 7;
+
 /// Bytes of embeddings, logits, pictures and the sums of norms and attention.
 const FLOAT: u128 = 4;
 
@@ -11,15 +19,16 @@ impl StepMemory for ClipConfig {
         let ClipConfig { text_config: text, vision_config: vision, .. } = self;
         let texts = Layers::of(&text.tower, work, work.source.min(text.max_position_embeddings as u128), work.padded);
         let pictures = Layers::of(&vision.tower, work, vision.positions() as u128, false);
+        let dim = self.projection_dim as u128;
         // Tokens and their mask.
         let mut stages = vec![input(vision, 2 * 8 * texts.tokens, work)];
         stages.extend((work.accum > 1).then(|| loss(self, work)));
         stages.push(patches(vision, &pictures, work));
         stages.extend(pictures.stages("vision"));
-        stages.push(pictures.projection("visual projection", self.projection_dim as u128));
+        stages.push(pictures.projection("visual projection", |width| work.trained(VISUAL_PROJECTION, width, dim), dim));
         stages.push(words(text, &texts, work));
         stages.extend(texts.stages("text"));
-        stages.push(texts.projection("text projection", self.projection_dim as u128));
+        stages.push(texts.projection("text projection", |width| work.trained(TEXT_PROJECTION, width, dim), dim));
         stages.extend((work.accum == 1).then(|| loss(self, work)));
         stages
     }
@@ -40,13 +49,14 @@ pub(crate) fn patches(vision: &VisionConfig, layers: &Layers, work: &Work) -> St
     let filter = vision.tower.hidden_size * vision.num_channels * vision.patch_size.pow(2);
     let narrow_pixels = if work.compute() < FLOAT { pixels(vision, work) * work.compute() } else { 0 };
     let narrow_filter = work.narrow_copy(filter as u128);
-    let kept = narrow_pixels + narrow_filter + layers.residual() + FLOAT * layers.tokens;
+    // Beside an adapter nothing here is trained, and nothing is kept for a gradient.
+    let kept = work.own(narrow_pixels + narrow_filter + layers.residual() + FLOAT * layers.tokens);
     let added = filter + vision.tower.hidden_size * (vision.positions() + 1);
-    let gradients = added as u128 * work.weight();
+    let gradients = work.own(added as u128 * work.weight());
     Stage {
         name: "patches".to_owned(),
         kept,
-        forward: kept + 3 * layers.residual(),
+        forward: kept.max(narrow_pixels) + 3 * layers.residual(),
         backward: kept + 3 * layers.residual() + layers.new_gradients(gradients),
         gradients,
         logits: 0,
@@ -55,14 +65,17 @@ pub(crate) fn patches(vision: &VisionConfig, layers: &Layers, work: &Work) -> St
 
 /// Nothing is kept of tokens but the mask that is made of them.
 fn words(text: &TextConfig, layers: &Layers, work: &Work) -> Stage {
-    let gradients = ((text.vocab_size + text.max_position_embeddings) * text.tower.hidden_size) as u128 * work.weight();
+    let tables = ((text.vocab_size + text.max_position_embeddings) * text.tower.hidden_size) as u128;
+    let gradients = work.own(tables * work.weight());
     let kept = layers.mask();
+    // The first layer that is computed again has an input and a gradient of its own, which stay until the step is done.
+    let input = if work.adapter.is_some() && work.checkpointing { 2 * layers.residual() } else { 0 };
     Stage {
         name: "words".to_owned(),
         kept,
         forward: 2 * kept + 2 * layers.residual(),
         backward: kept + layers.residual() + layers.new_gradients(gradients),
-        gradients,
+        gradients: gradients + input,
         logits: 0,
     }
 }
@@ -128,15 +141,15 @@ impl Layers {
         (0..self.count).flat_map(|number| layer.iter().map(move |stage| named(number, stage.clone()))).collect()
     }
 
-    /// The projection of one position of each sample.
-    pub fn projection(&self, name: &str, width: u128) -> Stage {
+    /// The projection of one position of each sample, with the numbers of it that are trained.
+    pub fn projection(&self, name: &str, trained: impl Fn(u128) -> u128, width: u128) -> Stage {
         let rows = self.batch * (3 * self.width + 3 * width) * FLOAT;
         Stage {
             name: name.to_owned(),
             kept: rows,
             forward: rows + self.residual(),
             backward: rows + self.residual(),
-            gradients: width * self.width * self.weight,
+            gradients: trained(self.width) * self.weight,
             logits: 0,
         }
     }
@@ -183,25 +196,36 @@ impl Layers {
         let copies = self.masked && attends.way() == Way::Torch && !self.length.is_multiple_of(8);
         let mask = if copies { self.tokens * self.length.next_multiple_of(8) * self.compute } else { 0 };
         // The norm's input and output, queries, keys and values, and what was attended to.
-        let kept = 6 * state + FLOAT * self.tokens + attends.kept() + mask;
-        let attending = 10 * state + attends.backward();
+        let work = &self.work;
+        let out = work.adapter_keeps(OUT, self.tokens, self.width);
+        let adapted: u128 =
+            QUERIES_KEYS_VALUES.map(|layer| work.adapter_keeps(layer, self.tokens, self.width)).iter().sum();
+        let normed = if work.keeps_input(&QUERIES_KEYS_VALUES) { state } else { 0 };
+        let kept = normed + 5 * state + FLOAT * self.tokens + attends.kept() + mask + adapted + out;
+        let wide = work.made_wide(self.width * self.width);
+        let attending = 10 * state + attends.backward() + adapted;
         // Gradients of the three apart and side by side, of what went in, and of the biases.
-        let projecting = 9 * state + column_sums(self.tokens, 3 * self.width);
-        let gradients = (weights + 6 * self.width) * self.weight;
+        let projecting = 9 * state + adapted + self.work.own(column_sums(self.tokens, 3 * self.width)) + wide;
+        let all = [QUERIES_KEYS_VALUES.as_slice(), &[OUT]].concat();
+        let trained: u128 = all.iter().map(|layer| work.trained(*layer, self.width, self.width)).sum();
+        let gradients = (trained + work.own(6 * self.width)) * self.weight;
         Stage {
             name: ": attention".to_owned(),
             kept,
-            forward: kept + (state + self.residual() + self.work.narrow_copy(weights)).max(attends.forward()),
+            forward: kept + (state + self.residual() + self.work.narrow_copy(weights) + wide).max(attends.forward()),
             backward: self.residual()
                 + attending.max(projecting)
                 + self.work.narrow_copy(weights)
-                + self.new_gradients(weights * self.weight),
+                + self.new_gradients(trained * self.weight),
             gradients,
             logits: 0,
         }
     }
 
     fn feed_forward(&self) -> Stage {
+        if self.work.adapter.is_some() {
+            return self.adapted_feed_forward();
+        }
         let (state, weights) = (self.state(), 2 * self.width * self.inner);
         let inside = self.tokens * self.inner * self.compute;
         // The norm's input and output, and what went into the activation.
@@ -220,6 +244,34 @@ impl Layers {
                 + last
                 + self.new_gradients(weights * self.weight),
             gradients,
+            logits: 0,
+        }
+    }
+
+    /// The same beside an adapter: the activation is an operation of its own, and what goes into either product may be kept.
+    fn adapted_feed_forward(&self) -> Stage {
+        let (work, state) = (&self.work, self.state());
+        let inside = self.tokens * self.inner * self.compute;
+        let first = work.adapter_keeps(FIRST, self.tokens, self.width);
+        let second = work.adapter_keeps(SECOND, self.tokens, self.inner);
+        let normed = if work.keeps_input(&[FIRST]) { state } else { 0 };
+        let activated = if work.keeps_input(&[SECOND]) { inside } else { 0 };
+        let kept = normed + state + inside + activated + FLOAT * self.tokens + first + second;
+        let wide = work.made_wide(self.width * self.inner);
+        let narrow_gradient = if self.compute < self.weight { state } else { 0 };
+        let trained = work.trained(FIRST, self.width, self.inner) + work.trained(SECOND, self.inner, self.width);
+        Stage {
+            name: ": feed-forward".to_owned(),
+            kept,
+            forward: kept + inside + state + 2 * self.residual() + wide,
+            // The gradient of the activation comes in two parts, the second of which a wide weight makes, and is their sum. It is
+            // made beside those of what the layer gave and of what that was added to.
+            backward: kept - activated
+                + 2 * self.residual()
+                + narrow_gradient
+                + (3 * inside).max(2 * inside + wide)
+                + work.beside(trained * self.weight),
+            gradients: trained * self.weight,
             logits: 0,
         }
     }

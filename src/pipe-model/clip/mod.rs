@@ -6,6 +6,7 @@ pub(crate) mod memory;
 
 use serde_json::{Map, Value, json};
 
+use crate::adaptable::Adaptable;
 use crate::architecture::{Architecture, ModelConfig};
 use crate::config_keys::{Activation, ConfigError, ConfigKeys, extended, fail};
 use crate::estimate::StepMemory;
@@ -268,7 +269,16 @@ pub const ARCHITECTURE: Architecture = Architecture {
     }),
     in_transformers: true,
     generation_keys: &[],
-    adapts: &["q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2", "visual_projection", "text_projection"],
+    adapts: Adaptable::named(&[
+        "q_proj",
+        "k_proj",
+        "v_proj",
+        "out_proj",
+        "fc1",
+        "fc2",
+        "visual_projection",
+        "text_projection",
+    ]),
 };
 
 fn config(sizes: &StarterSizes) -> Map<String, Value> {

@@ -1,8 +1,14 @@
 //! The memory of the passes of a training step.
 
 use super::{ConvConfig, DebertaConfig, Relative};
-use crate::bert::memory::{Flow, linear};
+use crate::bert::memory::Flow;
 use crate::estimate::{Bias, Stage, StepMemory, Work};
+
+/// The layers as `Architecture::adapts` counts them, behind those of BERT's attention.
+const POSITION_KEY: usize = 3;
+const POSITION_QUERY: usize = 4;
+const DENSE: usize = 5;
+const PROJECTION: usize = 6;
 
 impl StepMemory for DebertaConfig {
     fn stages(&self, work: &Work) -> Vec<Stage> {
@@ -10,7 +16,7 @@ impl StepMemory for DebertaConfig {
             [self.hidden_size, self.intermediate_size, self.num_attention_heads].map(|size| size as u128);
         // Padding too is hidden pair by pair.
         let bias = if self.relative.is_some() || work.padded { Bias::ByPair } else { Bias::None };
-        let flow = Flow { work, width, inner, heads, bias };
+        let flow = Flow { work, width, inner, heads, bias, dense: DENSE };
         let distances = Distances::new(self, flow);
         let mut stages = vec![embeddings(self, &flow), distances.shared(self)];
         for number in 1..=self.num_hidden_layers as u128 {
@@ -33,11 +39,11 @@ fn embeddings(config: &DebertaConfig, flow: &Flow<'_>) -> Stage {
     let [words, width] = [config.vocab_size, config.embedding_size].map(|size| size as u128);
     let positions = if config.position_biased_input { config.max_position_embeddings } else { 0 };
     let tables = (words + (positions + config.type_vocab_size) as u128) * width;
-    let projection = if width == flow.width { 0 } else { width * flow.width };
+    let projection = if width == flow.width { 0 } else { work.trained(PROJECTION, width, flow.width) };
     // The embeddings with padding set to 0.
     let masked = if work.padded { flow.tokens() * flow.width * work.weight() } else { 0 };
-    let mut stage = flow.embeddings(words, tables + projection, masked);
-    if projection > 0 {
+    let mut stage = flow.embeddings(words, tables + work.own(projection), masked);
+    if width != flow.width {
         let narrow = flow.tokens() * width * work.compute();
         stage.kept += narrow;
         stage.forward += narrow;
@@ -94,7 +100,7 @@ impl<'a> Distances<'a> {
     /// Gradients of projections that distances share with content are new sums, while the values' keeps the one piece of memory
     /// in which those of content were: so many numbers more.
     fn sums_of_gradients(&self) -> u128 {
-        if self.shares_projections { self.parts * self.flow.width * self.flow.width } else { 0 }
+        if self.shares_projections { self.parts * self.flow.work.own(self.flow.width * self.flow.width) } else { 0 }
     }
 
     /// The tensors that all layers read, and the parameters that belong to no single layer.
@@ -103,7 +109,7 @@ impl<'a> Distances<'a> {
         let table = self.rows * width * work.weight();
         let normed = if config.norms_relative { table } else { 0 };
         let mut kept = normed;
-        if work.checkpointing || !(work.drops || work.mixed()) {
+        if work.adapter.is_none() && (work.checkpointing || !(work.drops || work.mixed())) {
             kept += normed;
         }
         if work.checkpointing || self.parts == 0 {
@@ -111,7 +117,7 @@ impl<'a> Distances<'a> {
         }
         // Passes before this one have left it.
         kept += work.beside(self.sums_of_gradients() * work.weight() * config.num_hidden_layers as u128);
-        let parameters = self.rows * width + if config.norms_relative { 2 * width } else { 0 };
+        let parameters = work.own(self.rows * width + if config.norms_relative { 2 * width } else { 0 });
         self.flow.stage("the distances".to_owned(), [kept, kept + 2 * self.mask, kept + 2 * table], parameters)
     }
 
@@ -131,7 +137,15 @@ impl<'a> Distances<'a> {
         // Scores of 2 distances for each token, and their sum.
         let apart = 4 * hidden + inside + (2 * parts + 1) * scores + shared + dropped;
         let forward = apart.max(flow.attention_forward());
-        let own = if self.shares_projections { 0 } else { parts * linear(flow.width, flow.width) };
+        let own = match self.shares_projections {
+            true => 0,
+            // Those that are not there have none.
+            false => {
+                let each =
+                    [POSITION_KEY, POSITION_QUERY].map(|layer| work.trained_linear(layer, flow.width, flow.width));
+                each.iter().sum::<u128>() * parts / 2
+            }
+        };
         let parameters = flow.attention_parameters() + own + self.sums_of_gradients();
         // The input, queries, keys and values with their gradients, the residual's and that of one part's content; the gradient
         // of scores, and of those of distances. Those of parameters come after them.
@@ -157,7 +171,7 @@ fn convolution(config: ConvConfig, flow: &Flow<'_>) -> Stage {
     let kept = 2 * hidden + narrow;
     // The output of the layer and of the convolution: masked, dropped, activated, added and normed.
     let held = [kept, kept + 6 * hidden, kept + 4 * hidden];
-    let stage = flow.stage("the convolution".to_owned(), held, weights + 3 * flow.width);
+    let stage = flow.stage("the convolution".to_owned(), held, flow.work.own(weights + 3 * flow.width));
     if flow.work.checkpointing {
         let forward = stage.forward;
         return flow.checkpointed("the convolution".to_owned(), &[stage], forward);

@@ -5,6 +5,7 @@ mod memory;
 
 use serde_json::{Map, Value, json};
 
+use crate::adaptable::Adaptable;
 use crate::architecture::{Architecture, ModelConfig};
 use crate::config_keys::{Activation, ConfigError, ConfigKeys, extended, fail};
 use crate::estimate::StepMemory;
@@ -255,7 +256,15 @@ pub const ARCHITECTURE: Architecture = Architecture {
     }),
     in_transformers: true,
     generation_keys: &[],
-    adapts: &["query_proj", "key_proj", "value_proj", "pos_key_proj", "pos_query_proj", "dense", "embed_proj"],
+    adapts: Adaptable::named(&[
+        "query_proj",
+        "key_proj",
+        "value_proj",
+        "pos_key_proj",
+        "pos_query_proj",
+        "dense",
+        "embed_proj",
+    ]),
 };
 
 impl ModelConfig for DebertaConfig {

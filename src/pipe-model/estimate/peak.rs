@@ -289,11 +289,6 @@ pub trait StepMemory {
         None
     }
 
-    /// Whether the stages are right where an adapter is trained.
-    fn counts_adapters(&self) -> bool {
-        false
-    }
-
     /// The peak of a training. `parameters` are those that it has, with the adapter's, which stay the same however often it is estimated.
     fn estimate(&self, parameters: &[Parameter], work: &Work) -> Estimate {
         Estimate::of(parameters, &self.stages(work), work)

@@ -2,6 +2,7 @@
 
 use pipe_spec::pipeline::{OptimizerKind, Precision, Quantize};
 
+use crate::adaptable::Adaptable;
 use crate::parameter::Parameter;
 
 /// Numbers that have one scale in 4 bits, and scales that have one.
@@ -43,9 +44,9 @@ pub struct AdapterWork {
     pub drops: bool,
     /// A bit for each layer of `Architecture::adapts`.
     pub layers: u32,
-    /// How the weights of all layers of `Architecture::adapts` are kept, and the names of these.
+    /// How the weights of all layers of `Architecture::adapts` are kept, and which these are.
     pub quantize: Quantize,
-    pub names: &'static [&'static str],
+    pub adapts: Adaptable,
 }
 
 impl AdapterWork {
@@ -57,7 +58,7 @@ impl AdapterWork {
     /// Bytes of a parameter that is quantized.
     pub fn quantized(&self, parameter: &Parameter) -> Option<u128> {
         let [rows, columns] = *parameter.shape.as_slice() else { return None };
-        let layer = parameter.name.strip_suffix(".weight")?.rsplit('.').next()?;
+        let layer = parameter.name.strip_suffix(".weight")?;
         let numbers = (rows * columns) as u128;
         let blocks = numbers.div_ceil(BLOCK);
         let bytes = match self.quantize {
@@ -66,7 +67,7 @@ impl AdapterWork {
             // Codes, a scale for each block, and a scale of scales for each block of these, beside their map.
             Quantize::Nf4 => numbers.div_ceil(2) + blocks + blocks.div_ceil(OUTER_BLOCK) * 4 + 256 * 4,
         };
-        (parameter.frozen && self.names.contains(&layer)).then_some(bytes)
+        (parameter.frozen && self.adapts.position(layer).is_some()).then_some(bytes)
     }
 }
 
@@ -98,9 +99,53 @@ impl Work {
         self.compute() < self.weight()
     }
 
-    /// Bytes of the narrow copy of so many weights that a product makes for a moment.
+    /// Bytes of the narrow copy of so many weights that a product makes for a moment. Those beside an adapter are narrow.
     pub fn narrow_copy(&self, weights: u128) -> u128 {
-        if self.mixed() { weights * self.compute() } else { 0 }
+        if self.mixed() && self.adapter.is_none() { weights * self.compute() } else { 0 }
+    }
+
+    /// Bytes of so many quantized weights that are made wide for a product.
+    pub fn made_wide(&self, weights: u128) -> u128 {
+        if self.adapter.is_some_and(|adapter| !adapter.quantize.is_none()) { weights * self.compute() } else { 0 }
+    }
+
+    /// So many numbers where the model itself is trained; none where an adapter is.
+    pub fn own(&self, numbers: u128) -> u128 {
+        if self.adapter.is_none() { numbers } else { 0 }
+    }
+
+    /// The numbers of a matrix that are trained: its own, or those of its adapter. `layer` is its number in `Architecture::adapts`.
+    pub fn trained(&self, layer: usize, inputs: u128, outputs: u128) -> u128 {
+        match self.adapter {
+            None => inputs * outputs,
+            Some(adapter) if adapter.is_beside(layer) => adapter.rank * (inputs + outputs),
+            Some(_) => 0,
+        }
+    }
+
+    /// The same with a bias, which no adapter has.
+    pub fn trained_linear(&self, layer: usize, inputs: u128, outputs: u128) -> u128 {
+        self.trained(layer, inputs, outputs) + self.own(outputs)
+    }
+
+    /// Whether the input of any of these layers is kept for a gradient as it is: an adapter that drops some of it keeps what is left.
+    pub fn keeps_input(&self, layers: &[usize]) -> bool {
+        self.adapter.is_none_or(|adapter| !adapter.drops && self.is_any_adapted(layers))
+    }
+
+    /// Whether any of these layers has an adapter.
+    pub fn is_any_adapted(&self, layers: &[usize]) -> bool {
+        self.adapter.is_some_and(|adapter| layers.iter().any(|layer| adapter.is_beside(*layer)))
+    }
+
+    /// Bytes that the adapter of a layer keeps of so many rows: what goes through the rank, and its input where some of it is dropped.
+    pub fn adapter_keeps(&self, layer: usize, rows: u128, inputs: u128) -> u128 {
+        match self.adapter {
+            Some(adapter) if adapter.is_beside(layer) => {
+                rows * (adapter.rank + if adapter.drops { inputs } else { 0 }) * self.compute()
+            }
+            _ => 0,
+        }
     }
 
     /// New gradients, where those of the passes before are there already.

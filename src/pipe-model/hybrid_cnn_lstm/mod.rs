@@ -5,6 +5,7 @@ mod memory;
 
 use serde_json::{Map, Value, json};
 
+use crate::adaptable::Adaptable;
 use crate::architecture::{Architecture, ModelConfig};
 use crate::config_keys::{ConfigError, ConfigKeys, extended, fail};
 use crate::estimate::StepMemory;
@@ -169,7 +170,7 @@ pub const ARCHITECTURE: Architecture = Architecture {
     tokenization: None,
     in_transformers: false,
     generation_keys: &[],
-    adapts: &[],
+    adapts: Adaptable::NONE,
 };
 
 fn config(StarterSizes { model, features, window, classes, .. }: &StarterSizes) -> Map<String, Value> {

@@ -34,10 +34,6 @@ impl StepMemory for LlamaConfig {
         }
         stages.into_iter().chain(loss.stages(work)).collect()
     }
-
-    fn counts_adapters(&self) -> bool {
-        true
-    }
 }
 
 /// Bytes, where nothing else is said.
@@ -87,36 +83,7 @@ impl<'a> Sizes<'a> {
     }
 
     fn words(&self) -> u128 {
-        if self.work.adapter.is_some() { 0 } else { self.config.vocab_size as u128 * self.width * self.weight }
-    }
-
-    /// Where a narrow copy is made of so many weights for a moment. Those beside an adapter are narrow.
-    fn narrow_copy(&self, weights: u128) -> u128 {
-        if self.work.adapter.is_none() { self.work.narrow_copy(weights) } else { 0 }
-    }
-
-    /// Where quantized weights are made wide for a product.
-    fn made_wide(&self, weights: u128) -> u128 {
-        if self.work.adapter.is_some_and(|adapter| !adapter.quantize.is_none()) { weights * self.compute } else { 0 }
-    }
-
-    /// The parameters of a layer that are trained: its own, or those of its adapter.
-    fn trained(&self, layer: usize, inputs: u128, outputs: u128) -> u128 {
-        match self.work.adapter {
-            None => inputs * outputs,
-            Some(adapter) if adapter.is_beside(layer) => adapter.rank * (inputs + outputs),
-            Some(_) => 0,
-        }
-    }
-
-    /// The bytes that the adapter of a layer keeps: what goes through the rank, and its input where some of it is dropped.
-    fn adapted(&self, layer: usize, inputs: u128) -> u128 {
-        match self.work.adapter {
-            Some(adapter) if adapter.is_beside(layer) => {
-                self.narrow(adapter.rank) + if adapter.drops { self.narrow(inputs) } else { 0 }
-            }
-            _ => 0,
-        }
+        self.work.own(self.config.vocab_size as u128 * self.width * self.weight)
     }
 
     fn embeddings(&self) -> Stage {
@@ -164,22 +131,21 @@ impl<'a> Sizes<'a> {
             false => 0,
         };
         let adapted: u128 = [(Q, width), (K, width), (V, width), (O, queries)]
-            .map(|(layer, inputs)| self.adapted(layer, inputs))
+            .map(|(layer, inputs)| work.adapter_keeps(layer, self.tokens, inputs))
             .into_iter()
             .sum();
         let kept = self.normed() + 2 * of_queries + 2 * each + attention.kept() + unnormed + mask + adapted;
-        let output = self.narrow(width) + self.hidden().max(self.narrow_copy(width * queries));
+        let output = self.narrow(width) + self.hidden().max(work.narrow_copy(width * queries));
         // The gradients of the output, of queries, and of keys and values for each head of queries.
         let wide = if heads.queries == heads.keys { 2 * of_keys } else { 2 * of_queries + of_keys };
-        let product = self.made_wide(width * queries);
+        let product = work.made_wide(width * queries);
         let made = 2 * of_queries + wide + attention.backward();
         let given = self.hidden() + if work.mixed() { self.narrow(width) } else { 0 };
-        let projections = self.trained(Q, width, queries) + self.trained(K, width, keys) + self.trained(V, width, keys);
+        let projections = work.trained(Q, width, queries) + work.trained(K, width, keys) + work.trained(V, width, keys);
         // Where later passes find gradients there already, none is still to come.
         let to_come = if work.accum > 1 { 0 } else { projections * self.weight };
         // The gradients of the input of each of them, added up.
         let after = self.normed() + self.hidden() + of_queries + 2 * of_keys + 2 * self.narrow(width);
-        let norms = if work.adapter.is_none() { width } else { 0 };
         Stage {
             name: format!("attention of layer {number}"),
             kept,
@@ -187,34 +153,35 @@ impl<'a> Sizes<'a> {
             backward: (kept + given + made)
                 .saturating_sub(to_come)
                 .max(after + product + self.work.beside(projections * self.weight)),
-            gradients: (projections + self.trained(O, queries, width) + norms) * self.weight,
+            gradients: (projections + work.trained(O, queries, width) + work.own(width)) * self.weight,
             logits: 0,
         }
     }
 
     fn feed_forward(&self, number: usize) -> Stage {
-        let Self { width, feed, .. } = *self;
+        let Self { work, tokens, width, feed, .. } = *self;
         let inner = self.narrow(feed);
-        let trained = self.trained(GATE, width, feed) + self.trained(UP, width, feed) + self.trained(DOWN, feed, width);
-        let adapter = self.work.adapter;
-        let is_beside = |layer: usize| adapter.is_some_and(|adapter| adapter.is_beside(layer));
-        let is_adapted = is_beside(GATE) || is_beside(UP) || is_beside(DOWN);
-        let adapted = self.adapted(GATE, width) + self.adapted(UP, width) + self.adapted(DOWN, feed);
+        let trained = work.trained(GATE, width, feed) + work.trained(UP, width, feed) + work.trained(DOWN, feed, width);
+        let is_adapted = work.is_any_adapted(&[GATE, UP, DOWN]);
+        let adapted: u128 = [(GATE, width), (UP, width), (DOWN, feed)]
+            .map(|(layer, inputs)| work.adapter_keeps(layer, tokens, inputs))
+            .into_iter()
+            .sum();
         // The input of the last product is kept for the gradient of its adapter alone, or dropped and counted above.
-        let product = if is_beside(DOWN) && !adapter.is_some_and(|adapter| adapter.drops) { inner } else { 0 };
+        let product = if is_adapted && work.keeps_input(&[DOWN]) { inner } else { 0 };
         let kept = self.normed() + 2 * inner + product + adapted;
-        let given = self.hidden() + if self.work.mixed() { self.narrow(width) } else { 0 };
+        let given = self.hidden() + if work.mixed() { self.narrow(width) } else { 0 };
         // The gradient of the activation, which takes the memory of what was kept; beside an adapter it comes in two parts.
-        let wide = self.made_wide(width * feed);
+        let wide = work.made_wide(width * feed);
         let made =
-            if is_adapted { 2 * inner + wide } else { inner + self.narrow(width) + self.narrow_copy(width * feed) };
-        let gradients = (trained + if adapter.is_none() { width } else { 0 }) * self.weight;
-        let after = self.narrow(width) + self.hidden().max(inner + self.narrow_copy(width * feed));
+            if is_adapted { 2 * inner + wide } else { inner + self.narrow(width) + work.narrow_copy(width * feed) };
+        let gradients = (trained + work.own(width)) * self.weight;
+        let after = self.narrow(width) + self.hidden().max(inner + work.narrow_copy(width * feed));
         Stage {
             name: format!("feed-forward part of layer {number}"),
             kept,
             forward: kept + after + wide,
-            backward: kept + given + made + self.work.beside(gradients),
+            backward: kept + given + made + work.beside(gradients),
             gradients,
             logits: 0,
         }
@@ -228,7 +195,7 @@ impl<'a> Sizes<'a> {
             kept,
             forward: kept + hidden + self.narrow(self.width),
             backward: kept + 2 * hidden,
-            gradients: if self.work.adapter.is_none() { self.width * self.weight } else { 0 },
+            gradients: self.work.own(self.width * self.weight),
             logits: 0,
         }
     }

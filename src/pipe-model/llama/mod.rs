@@ -9,6 +9,7 @@ use serde_json::{Map, Value, json};
 
 pub use rope::{Rope, RopeForm};
 
+use crate::adaptable::Adaptable;
 use crate::architecture::{Architecture, ModelConfig};
 use crate::config_keys::{Activation, ConfigError, ConfigKeys, bounded_width, extended, fail};
 use crate::estimate::{StepMemory, rows_at_a_time};
@@ -273,7 +274,7 @@ pub const LLAMA: Architecture = Architecture {
     })),
     in_transformers: true,
     generation_keys: &["bos_token_id", "eos_token_id", "pad_token_id"],
-    adapts: &["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
+    adapts: Adaptable::named(&["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]),
 };
 
 pub const MISTRAL: Architecture = Architecture {

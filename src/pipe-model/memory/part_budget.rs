@@ -83,7 +83,7 @@ impl PartBudget {
         let (recompute, limit, full) = match asked {
             Recompute::Never => (asked, kept, kept.passing),
             Recompute::Always => (asked, whole(true), whole(true).passing),
-            Recompute::Beyond(most) if kept.peak <= most || config.step_memory_of(&work).is_none() => {
+            Recompute::Beyond(most) if kept.peak <= most || config.step_memory().is_none() => {
                 (Recompute::Never, kept, kept.passing)
             }
             // At least what the same samples hold when they are computed again: the batch was asked for.
@@ -185,7 +185,7 @@ impl PartBudget {
 
     /// Bytes that a part may hold beside the state of the model. Absent where the model has no estimate.
     pub fn part_bytes(&self) -> Option<u64> {
-        self.config.step_memory_of(&self.work).map(|_| self.limit.passing)
+        self.config.step_memory().map(|_| self.limit.passing)
     }
 
     fn held(&self, samples: u32, lengths: Lengths, again: bool) -> Held {
@@ -209,7 +209,7 @@ impl PartBudget {
 /// Bytes that a part holds; tokens where the model has no estimate.
 fn held(config: &dyn ModelConfig, parameters: &[Parameter], work: &Work) -> Held {
     let bytes = |number: u128| u64::try_from(number).unwrap_or(u64::MAX);
-    let Some(memory) = config.step_memory_of(work) else {
+    let Some(memory) = config.step_memory() else {
         let tokens = bytes(work.batch * (work.source + work.target).max(1));
         return Held { kept: tokens, peak: tokens, passing: tokens };
     };

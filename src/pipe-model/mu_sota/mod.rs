@@ -5,6 +5,7 @@ mod memory;
 
 use serde_json::{Map, Value, json};
 
+use crate::adaptable::Adaptable;
 use crate::architecture::{Architecture, ModelConfig};
 use crate::config_keys::{ConfigError, ConfigKeys, bounded_width, extended, fail};
 use crate::estimate::{StepMemory, rows_at_a_time};
@@ -118,7 +119,7 @@ pub const ARCHITECTURE: Architecture = Architecture {
     })),
     in_transformers: false,
     generation_keys: &[],
-    adapts: &[],
+    adapts: Adaptable::NONE,
 };
 
 fn config(StarterSizes { model, vocabulary, length, .. }: &StarterSizes) -> Map<String, Value> {

@@ -5,6 +5,7 @@ mod memory;
 
 use serde_json::{Map, Value, json};
 
+use crate::adaptable::Adaptable;
 use crate::architecture::{Architecture, ModelConfig};
 use crate::config_keys::{Activation, ConfigError, ConfigKeys, extended, fail};
 use crate::estimate::StepMemory;
@@ -185,7 +186,7 @@ pub const ARCHITECTURE: Architecture = Architecture {
     tokenization: None,
     in_transformers: true,
     generation_keys: &[],
-    adapts: &[],
+    adapts: Adaptable::NONE,
 };
 
 /// Small pictures lose little by a small size, and learn in minutes on a CPU.

@@ -3,6 +3,16 @@
 use super::T5Config;
 use crate::estimate::{Attention, Bias, Stage, StepMemory, Way, WordLoss, Work, recomputed};
 
+/// The layers as `Architecture::adapts` counts them.
+const Q: usize = 0;
+const K: usize = 1;
+const V: usize = 2;
+const O: usize = 3;
+const WI: usize = 4;
+const WI_0: usize = 5;
+const WI_1: usize = 6;
+const WO: usize = 7;
+
 impl StepMemory for T5Config {
     fn stages(&self, work: &Work) -> Vec<Stage> {
         let sizes = Sizes::new(self, work);
@@ -14,7 +24,7 @@ impl StepMemory for T5Config {
             width: sizes.width,
             vocab: sizes.vocab,
             rows: self.loss_rows() as u128,
-            trains_head: true,
+            trains_head: work.adapter.is_none(),
         };
         // Both embeddings, and a tied head, share a gradient. It waits for the encoder's, beside that of the passes before.
         let waiting = work.beside(sizes.shared());
@@ -61,7 +71,7 @@ impl Sizes<'_> {
     fn embedding(&self, name: &str, tokens: u128, is_decoder: bool) -> Stage {
         let hidden = self.hidden(tokens);
         // The decoder keeps its tokens: the labels shifted to the right.
-        let kept = if is_decoder { tokens * 8 } else { 0 };
+        let kept = if is_decoder { self.work.own(tokens * 8) } else { 0 };
         // The first gradient stays, those that come later are added to it.
         let is_first = is_decoder && !self.config.tie_word_embeddings;
         let shared = self.shared();
@@ -75,11 +85,11 @@ impl Sizes<'_> {
         Attention { work, heads, width: self.inner / heads, queries, keys, drops: work.drops, bias }
     }
 
-    /// The bias of self-attention, or its gradient, as it is held all the while.
+    /// The gradient of the bias of self-attention, as it is held all the while. A frozen bias has none, but of what a kernel makes for a moment.
     fn held_bias(&self, length: u128) -> u128 {
         match self.attends(length, length, Bias::ByDistance).way() {
             Way::Kernel => 2 * length * self.heads * 4,
-            Way::Torch | Way::Chunks => self.scores(length),
+            Way::Torch | Way::Chunks => self.work.own(self.scores(length)),
         }
     }
 
@@ -98,7 +108,7 @@ impl Sizes<'_> {
             // Five steps of the way from distances to buckets at a time; the values, and with them and the mask twice the whole.
             forward: (5 * square * 8).max(square * 8 + values + 2 * whole),
             backward: kept + values,
-            gradients: buckets * self.heads * self.weight,
+            gradients: self.work.own(buckets * self.heads * self.weight),
             logits: 0,
         }
     }
@@ -112,7 +122,7 @@ impl Sizes<'_> {
             kept: distances * 8 + values,
             forward: 5 * distances * 8 + values,
             backward: distances * 8 + 2 * values,
-            gradients: buckets * self.heads * self.weight,
+            gradients: self.work.own(buckets * self.heads * self.weight),
             logits: 0,
         }
     }
@@ -148,34 +158,48 @@ impl Sizes<'_> {
         let batch = self.work.batch;
         let (tokens, others) = (batch * queries, batch * keys);
         let attention = self.attends(queries, keys, bias);
-        let kept = self.normed(tokens) + 2 * self.projected(tokens) + 2 * self.projected(others) + attention.kept();
+        let work = self.work;
+        let adapted: u128 =
+            [(Q, tokens, self.width), (K, others, self.width), (V, others, self.width), (O, tokens, self.inner)]
+                .map(|(layer, rows, inputs)| work.adapter_keeps(layer, rows, inputs))
+                .iter()
+                .sum();
+        let of_input: &[usize] = if bias == Bias::None { &[Q] } else { &[Q, K, V] };
+        let projected = 2 * self.projected(tokens) + 2 * self.projected(others);
+        let kept = self.normed(tokens, of_input) + projected + attention.kept() + adapted;
         let weights = self.width * self.inner;
-        let output = self.narrow(tokens) + self.hidden(tokens).max(self.work.narrow_copy(weights));
+        let wide = work.made_wide(weights);
+        let output = self.narrow(tokens) + self.hidden(tokens).max(work.narrow_copy(weights)) + wide;
         let given = self.hidden(tokens) + self.projected(tokens);
         let gradient = if bias == Bias::None { 0 } else { self.held_bias(queries) };
         let made = self.projected(tokens) + 2 * self.projected(others) + attention.backward() + gradient;
         // The gradients of three projections come later, and with them those of queries and norm.
-        let to_come = if self.work.accum > 1 { 0 } else { 3 * weights * self.weight };
-        let after = self.normed(tokens)
+        let three: u128 = [Q, K, V].map(|layer| work.trained(layer, self.width, self.inner)).iter().sum();
+        let to_come = if work.accum > 1 { 0 } else { three * self.weight };
+        let after = self.normed(tokens, of_input)
             + self.hidden(tokens)
             + self.projected(tokens)
             + 2 * self.narrow(tokens)
-            + self.work.beside(weights * self.weight);
+            + work.beside(three / 3 * self.weight)
+            + wide;
         Stage {
             name,
             kept,
             forward: kept + output.max(attention.forward()),
             backward: (kept + given + made).saturating_sub(to_come).max(after),
-            gradients: (4 * weights + self.width) * self.weight,
+            gradients: (three + work.trained(O, self.inner, self.width) + work.own(self.width)) * self.weight,
             logits: 0,
         }
     }
 
     fn feed_forward(&self, name: String, tokens: u128) -> Stage {
+        if self.work.adapter.is_some() {
+            return self.adapted_feed_forward(name, tokens);
+        }
         let inputs = if self.config.feed_forward.gated { 2 } else { 1 };
         let inner = tokens * self.feed * self.compute;
         let weights = self.width * self.feed;
-        let kept = self.normed(tokens) + inputs * inner;
+        let kept = self.normed(tokens, &[]) + inputs * inner;
         let inside = inner + self.work.narrow_copy(weights);
         let given = self.hidden(tokens) + self.dropped(tokens);
         // The gradient of the activation alone: all else takes the memory of what was kept.
@@ -191,6 +215,35 @@ impl Sizes<'_> {
         }
     }
 
+    /// The same beside an adapter: the activation is an operation of its own, and what goes into either product may be kept.
+    fn adapted_feed_forward(&self, name: String, tokens: u128) -> Stage {
+        let (work, width, feed) = (self.work, self.width, self.feed);
+        let gated = self.config.feed_forward.gated;
+        let inner = tokens * feed * self.compute;
+        let firsts: &[usize] = if gated { &[WI_0, WI_1] } else { &[WI] };
+        let adapted = firsts.iter().map(|layer| work.adapter_keeps(*layer, tokens, width)).sum::<u128>()
+            + work.adapter_keeps(WO, tokens, feed);
+        // What went into the activation, and with some of it dropped what came out, where the adapter does not drop some itself.
+        let product = if work.keeps_input(&[WO]) && (gated || work.drops) { inner } else { 0 };
+        let activated = if gated { 2 * inner } else { inner };
+        let kept = self.normed(tokens, firsts) + activated + product + adapted;
+        let wide = work.made_wide(width * feed);
+        let given = self.hidden(tokens) + self.dropped(tokens);
+        let trained: u128 = firsts.iter().map(|layer| work.trained(*layer, width, feed)).sum();
+        let gradients = (trained + work.trained(WO, feed, width)) * self.weight;
+        // What was not dropped is still there going forward. The gradient of a product comes in two parts, the second of which
+        // a wide weight makes, and is their sum.
+        let undropped = if work.drops { inner } else { 0 };
+        Stage {
+            name,
+            kept,
+            forward: kept + undropped + (2 * self.narrow(tokens)).max(self.narrow(tokens) + wide),
+            backward: kept - product + given + (3 * inner).max(2 * inner + wide) + work.beside(gradients),
+            gradients,
+            logits: 0,
+        }
+    }
+
     /// `output` is kept by those who take it.
     fn final_norm(&self, name: &str, tokens: u128, output: u128) -> Stage {
         let hidden = self.hidden(tokens);
@@ -200,7 +253,7 @@ impl Sizes<'_> {
             kept,
             forward: kept + 2 * hidden,
             backward: kept + 3 * hidden,
-            gradients: self.width * self.weight,
+            gradients: self.work.own(self.width * self.weight),
             logits: 0,
         }
     }
@@ -258,12 +311,13 @@ impl<'a> Sizes<'a> {
 
     /// The embeddings.
     pub fn shared(&self) -> u128 {
-        self.vocab * self.width * self.weight
+        self.work.own(self.vocab * self.width * self.weight)
     }
 
-    /// Bytes that a layer keeps of its input: itself, its norm and their ratio.
-    pub fn normed(&self, tokens: u128) -> u128 {
-        self.hidden(tokens) + self.narrow(tokens) + tokens * 4
+    /// Bytes that a layer keeps of its input: itself, their ratio, and its norm where the products of it want it for their gradients.
+    pub fn normed(&self, tokens: u128, products: &[usize]) -> u128 {
+        let norm = if self.work.keeps_input(products) { self.narrow(tokens) } else { 0 };
+        self.hidden(tokens) + norm + tokens * 4
     }
 
     /// The gradient of what a layer gave, where it is not that of the sum.

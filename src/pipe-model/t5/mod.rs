@@ -5,6 +5,7 @@ mod memory;
 
 use serde_json::{Map, Value, json};
 
+use crate::adaptable::Adaptable;
 use crate::architecture::{Architecture, ModelConfig};
 use crate::config_keys::{Activation, ConfigError, ConfigKeys, bounded_width, extended, fail};
 use crate::estimate::{StepMemory, rows_at_a_time};
@@ -180,7 +181,7 @@ pub const ARCHITECTURE: Architecture = Architecture {
     }),
     in_transformers: true,
     generation_keys: &["decoder_start_token_id", "eos_token_id", "pad_token_id"],
-    adapts: &["q", "k", "v", "o", "wi", "wi_0", "wi_1", "wo"],
+    adapts: Adaptable::named(&["q", "k", "v", "o", "wi", "wi_0", "wi_1", "wo"]),
 };
 
 fn config(StarterSizes { model, vocabulary, .. }: &StarterSizes) -> Map<String, Value> {

@@ -24,6 +24,11 @@ struct Configuration {
     /// The rank of an adapter beside all layers that can have one; 0 where the weights are trained.
     #[serde(default)]
     lora: i64,
+    #[serde(default)]
+    lora_dropout: f64,
+    /// How the weights beside it are kept.
+    #[serde(default)]
+    quantize: Quantize,
     measured: Measured,
 }
 
@@ -81,13 +86,16 @@ impl Configuration {
             target: self.target.into(),
             padded: self.padded,
             drops: self.model().drops(),
-            adapter: self.lora().map(|lora| lora.work(architecture(self.arch), Quantize::None)),
+            adapter: self.lora().map(|lora| lora.work(architecture(self.arch), self.quantize)),
         }
     }
 
     fn lora(&self) -> Option<Lora> {
-        let adapter = from_value(json!({ "rank": self.lora })).ok().filter(|_| self.lora > 0)?;
-        Some(Lora::new(&adapter, architecture(self.arch)).unwrap())
+        let adapter =
+            from_value(json!({ "rank": self.lora, "dropout": self.lora_dropout })).ok().filter(|_| self.lora > 0)?;
+        // From scratch there is no file: every head is new, and trained whole.
+        let lora = Lora::new(&adapter, architecture(self.arch)).unwrap().with_heads(self.model().as_ref());
+        Some(lora.for_model(self.model().as_ref(), |_| false).unwrap())
     }
 
     fn estimate(&self) -> Estimate {
@@ -193,7 +201,7 @@ fn quantized_weights_are_counted() {
             drops: false,
             adapter: Some(lora.work(architecture(Arch::Llama), quantize)),
         };
-        let estimate = model.step_memory_of(&work).unwrap().estimate(&parameters, &work).allocated();
+        let estimate = model.step_memory().unwrap().estimate(&parameters, &work).allocated();
         let off = estimate as f64 / f64::from(1 << 30) / gib - 1.0;
         assert!((-0.01..0.03).contains(&off), "{quantize:?} {batch} x {length}: {:.2} %", off * 100.0);
     }

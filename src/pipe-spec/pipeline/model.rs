@@ -77,6 +77,13 @@ impl Model {
         Node::parse(text).ok().and_then(|file| file.to_json().get("model").cloned()).unwrap_or_default()
     }
 
+    /// The same for each of the `steps` of a file, by their names.
+    pub fn written_in_steps(text: &str) -> Vec<(String, Value)> {
+        let file = Node::parse(text).map(|file| file.to_json()).unwrap_or_default();
+        let steps = file.get("steps").and_then(Value::as_object).into_iter().flatten();
+        steps.filter_map(|(name, step)| Some((name.clone(), step.get("model")?.clone()))).collect()
+    }
+
     pub fn task(&self) -> Task {
         match self.task {
             Some(ModelTask::TokenClassification) => Task::TokenLabels,

@@ -40,7 +40,8 @@ fn time_steps(args: &BenchArgs) -> Result<(), TrainerError> {
     let spec = spec(args, &bench)?;
     let hardware = Hardware::prepare(&spec)?;
     let device = hardware.device;
-    let adapter = args.model.lora.map(|rank| Adapter { rank, ..Adapter::default() });
+    let dropout = args.model.lora_dropout;
+    let adapter = args.model.lora.map(|rank| Adapter { rank, dropout, ..Adapter::default() });
     let definition = Definition::from_spec(&spec.model)?.with_adapter(adapter.as_ref())?;
     let definition = definition.with_quantized(quantize(args.model.quantize.as_deref())?);
     let model = definition.build(&Start::Random { seed: 1 }, &Setup::of(&spec.train, device))?;

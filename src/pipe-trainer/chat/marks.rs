@@ -12,6 +12,11 @@ use minijinja::{Error, ErrorKind, State, Value};
 pub const FILTER: &str = "_mark_generation";
 pub const VARIABLE: &str = "_marks";
 
+/// The filter of every value that is assigned: one that is nested too deeply would end the program.
+pub const SHALLOW: &str = "_shallow";
+/// The same for what a namespace keeps.
+pub const SHALLOW_MEMBER: &str = "_shallow_member";
+
 /// The tags in place of the two. Assignments inside do not reach the text behind, and a macro knows `VARIABLE` only where it
 /// reads it. A call block, which jinja2 makes of the tag, would lose variables: minijinja forgets those that are only sliced.
 const OPEN: &str = "with _generation = _marks %}{% filter _mark_generation";
@@ -20,7 +25,7 @@ const CLOSE: &str = "endfilter %}{% endwith";
 /// Characters from here on have no meaning of their own.
 const FIRST: char = '\u{f0000}';
 
-/// The template with filter blocks in place of the tag, and whether it has the tag.
+/// The template with filter blocks in place of the tag and with checks of what is assigned, and whether it has the tag.
 pub fn replace_tags(template: &str) -> (String, bool) {
     let mut replaced = String::with_capacity(template.len());
     let mut rest = template;
@@ -42,8 +47,17 @@ pub fn replace_tags(template: &str) -> (String, bool) {
                 rest = &rest[end..];
                 continue;
             }
-            _ => {
-                replaced.push_str(tag);
+            block => {
+                match assigned(block) {
+                    Some(value) => {
+                        let target = &block[..value.start];
+                        let filter = if target.contains('.') { SHALLOW_MEMBER } else { SHALLOW };
+                        let value = word.start + value.start..word.start + value.end;
+                        let [before, behind] = [&tag[..value.start], &tag[value.end..]];
+                        replaced.push_str(&format!("{before}({})|{filter}{behind}", &tag[value.clone()]));
+                    }
+                    None => replaced.push_str(tag),
+                }
                 continue;
             }
         };
@@ -54,6 +68,14 @@ pub fn replace_tags(template: &str) -> (String, bool) {
     }
     replaced.push_str(rest);
     (replaced, has_tags)
+}
+
+/// Where the value of an assignment is in a block tag; nothing for other tags, and for a block whose text is assigned.
+fn assigned(block: &str) -> Option<Range<usize>> {
+    let rest = block.strip_prefix("set").filter(|rest| rest.starts_with(char::is_whitespace))?;
+    let at = rest.find('=')?;
+    let is_target = |c: char| c.is_alphanumeric() || c.is_whitespace() || matches!(c, '_' | '.' | ',' | '(' | ')');
+    rest[..at].chars().all(is_target).then(|| block.len() - rest.len() + at + 1..block.len())
 }
 
 fn next_tag(text: &str) -> Option<usize> {

@@ -13,6 +13,8 @@ use super::marks;
 /// Instructions of one rendering at most: a long conversation takes some 100,000.
 const FUEL: u64 = 20_000_000;
 const DEEPEST_CALL: usize = 100;
+/// Lists in lists that a value may be. JSON of conversations has up to 128.
+const DEEPEST_VALUE: usize = 200;
 
 /// `raise_exception` of a template.
 #[derive(Debug)]
@@ -37,6 +39,8 @@ pub fn environment() -> Environment<'static> {
     environment.set_unknown_method_callback(call_method);
     environment.set_formatter(|out, _, value| write!(out, "{}", text_of(value)).map_err(Error::from));
     environment.add_filter(marks::FILTER, marks::filter);
+    environment.add_filter(marks::SHALLOW, shallow);
+    environment.add_filter(marks::SHALLOW_MEMBER, shallow_member);
     environment.add_filter("tojson", to_json);
     environment.add_filter("trim", |value: Value, chars: Option<String>| {
         strip(&text_of(&value), chars.as_deref(), [true, true]).to_owned()
@@ -61,6 +65,42 @@ pub fn environment() -> Environment<'static> {
 
 fn invalid(message: impl Into<String>) -> Error {
     Error::new(ErrorKind::InvalidOperation, message.into())
+}
+
+/// The value of an assignment, which a loop can wrap again and again. Values are dropped, compared and written by functions that call themselves for what
+/// is inside. What is only computed as it is read, such as a slice, becomes a list, as in jinja2.
+fn shallow(value: Value) -> Result<Value, Error> {
+    let value = match value.kind() {
+        ValueKind::Iterable => value.try_iter()?.collect(),
+        _ => value,
+    };
+    match is_within(&value, DEEPEST_VALUE, true) {
+        true => Ok(value),
+        false => Err(invalid(format!("a value is nested more than {DEEPEST_VALUE} deep"))),
+    }
+}
+
+/// The same for what a namespace keeps, which would have no end if that were the namespace itself.
+fn shallow_member(value: Value) -> Result<Value, Error> {
+    let value = shallow(value)?;
+    match is_within(&value, DEEPEST_VALUE, false) {
+        true => Ok(value),
+        false => Err(invalid("a namespace cannot be kept in a namespace")),
+    }
+}
+
+fn is_within(value: &Value, depth: usize, may_be_namespace: bool) -> bool {
+    let is_map = value.kind() == ValueKind::Map;
+    if !is_map && !matches!(value.kind(), ValueKind::Seq | ValueKind::Iterable) {
+        return true;
+    }
+    let is_namespace = || value.as_object().is_some_and(|object| object.type_name().ends_with("::Namespace"));
+    let Some(depth) = depth.checked_sub(1).filter(|_| may_be_namespace || !is_namespace()) else { return false };
+    let inside = |one: Value| match is_map {
+        true => value.get_item(&one).map_or(true, |found| is_within(&found, depth, may_be_namespace)),
+        false => is_within(&one, depth, may_be_namespace),
+    };
+    value.try_iter().map_or(true, |mut all| all.all(inside))
 }
 
 /// `str(value)`.

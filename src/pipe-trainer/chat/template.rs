@@ -312,11 +312,45 @@ mod tests {
             ("{% include 'chat_template.jinja' %}", "recursion limit"),
             ("{{ ''[::-1] }}", "the template engine failed"),
             ("{{ 'a'.split('') }}", "empty separator"),
+            (
+                "{% set n = namespace(x=[]) %}{% for a in range(99999) %}{% set n.x = [n.x] %}{% endfor %}",
+                "nested more than 200",
+            ),
+            (
+                "{% set n = namespace(x={}) %}{% for a in range(99999) %}{%- set n.x = {'a': n.x} -%}{% endfor %}{{ n.x }}",
+                "nested more than 200",
+            ),
+            (
+                "{% set n = namespace(x=[]) %}{% set n.x = [n] %}{{ n.x | tojson }}",
+                "a namespace cannot be kept in a namespace",
+            ),
         ];
         for (source, want) in cases {
             let error = render(source).unwrap_err();
             assert!(error.contains(want), "{source}: {error}");
         }
         assert_eq!(render("{{ 'a'.count('') }}").unwrap().text, "2");
+        // A slice of a slice is a list each time.
+        let slices =
+            "{% set n = namespace(x=[1, 2]) %}{% for a in range(9999) %}{% set n.x = n.x[:] %}{% endfor %}{{ n.x }}";
+        assert_eq!(render(slices).unwrap().text, "[1, 2]");
+    }
+
+    #[test]
+    fn assignments_are_what_they_are_in_jinja2() {
+        for (source, want) in [
+            ("{% set a, b = 1, 'x=y' %}{{ a }}{{ b }}", "1x=y"),
+            ("{%- set x = 'a' if false -%}{{ x }}.", "."),
+            ("{% set x | replace('a', 'b') %}aa{% endset %}{{ x }}", "bb"),
+            ("{% set x = [1, [2]] + [3] %}{{ x }}", "[1, [2], 3]"),
+            (
+                "{% set n = namespace(found=false) %}{% if 1 == 1 %}{% set n.found = true %}{% endif %}{{ n.found }}",
+                "True",
+            ),
+            ("{% set messages = messages[1:] %}{{ messages[0].role }}{{ messages | length }}", "assistant1"),
+            ("{% set settings = {'a': {'b': 1}} %}{{ settings.a.b }}", "1"),
+        ] {
+            assert_eq!(render(source).unwrap().text, want, "{source}");
+        }
     }
 }

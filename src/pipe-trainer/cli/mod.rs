@@ -391,6 +391,9 @@ pub struct ModelArgs {
     /// Trains an adapter of this rank beside all linear layers
     #[arg(long, value_name = "RANK")]
     pub lora: Option<NonZeroU32>,
+    /// The share that it drops of its input
+    #[arg(long, value_name = "SHARE", default_value_t = 0.0, requires = "lora")]
+    pub lora_dropout: f64,
     /// Beside weights quantized as model.quantize of a pipeline: int8 or nf4
     #[arg(long, requires = "lora")]
     pub quantize: Option<String>,

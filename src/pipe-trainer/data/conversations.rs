@@ -73,6 +73,8 @@ pub struct ChatFormat {
     pub cut: AtomicU64,
     /// Rows in which nothing is left to learn.
     pub without_targets: AtomicU64,
+    /// Pairs whose answers are the same as far as they are read.
+    pub alike: AtomicU64,
     /// Sentences about rows that are skipped.
     skipped: Mutex<Vec<String>>,
 }
@@ -90,7 +92,14 @@ impl ChatFormat {
         };
         let zero = AtomicU64::default;
         Ok((
-            Self { template, unmarked: zero(), cut: zero(), without_targets: zero(), skipped: Mutex::default() },
+            Self {
+                template,
+                unmarked: zero(),
+                cut: zero(),
+                without_targets: zero(),
+                alike: zero(),
+                skipped: Mutex::default(),
+            },
             notices,
         ))
     }
@@ -120,9 +129,11 @@ impl ChatFormat {
         });
         let cut = rows(&self.cut).map(|rows| format!("{rows} longer than data.max_length: cut at their end"));
         let without_targets = rows(&self.without_targets)
-            .map(|rows| format!("{rows} left out: nothing that the assistant says is within data.max_length"));
+            .map(|rows| format!("{rows} left out: the assistant says nothing within data.max_length"));
+        let alike =
+            rows(&self.alike).map(|rows| format!("{rows} left out: both answers are the same within data.max_length"));
         let skipped = std::mem::take(&mut *self.skipped.lock().unwrap_or_else(PoisonError::into_inner));
-        skipped.into_iter().chain([unmarked, cut, without_targets].into_iter().flatten()).collect()
+        skipped.into_iter().chain([unmarked, cut, without_targets, alike].into_iter().flatten()).collect()
     }
 }
 
@@ -215,6 +226,8 @@ impl Conversations {
             let encoded = self.encoded(index, &rendered)?;
             self.format.cut.fetch_add(u64::from(encoded.was_cut), Ordering::Relaxed);
             self.format.without_targets.fetch_add(u64::from(targets(&encoded.is_counted) == 0), Ordering::Relaxed);
+        } else if !self.counts_all && rendered.is_marked && rendered.spoken.is_empty() {
+            self.format.without_targets.fetch_add(1, Ordering::Relaxed);
         }
         if !self.counts_all && !self.format.template.has_marks() && rendered.spoken.is_empty() {
             self.format.unmarked.fetch_add(1, Ordering::Relaxed);

@@ -94,8 +94,10 @@ impl Pairs {
             let encoded = self.encoded(index, &rendered)?;
             let was_cut = encoded.iter().any(|one| one.was_cut);
             self.format.cut.fetch_add(u64::from(was_cut), Ordering::Relaxed);
-            let nothing = self.labels(&encoded).is_none();
-            self.format.without_targets.fetch_add(u64::from(nothing), Ordering::Relaxed);
+            let are_alike = self.labels(&encoded).is_none();
+            self.format.alike.fetch_add(u64::from(are_alike), Ordering::Relaxed);
+        } else if rendered[0].text == rendered[1].text {
+            self.format.alike.fetch_add(1, Ordering::Relaxed);
         }
         Ok([bytes.iter().sum()])
     }

@@ -157,6 +157,9 @@ pub fn next_record(records: &mut CsvRecords<'_>) -> Option<Result<StringRecord, 
 
 /// Does `work` on a row or a text, which an out-of-memory error names.
 pub fn during<T>(place: Place<'_>, work: impl FnOnce() -> Result<T, TrainerError>) -> Result<T, TrainerError> {
+    if host::stopped_while_opening() {
+        return Err(TrainerError::Stopped { step: 0 });
+    }
     host::during(format_args!("{place}"), || {
         let done = work()?;
         boundary::check_host_memory().map(|()| done)
@@ -177,6 +180,11 @@ pub fn collect_names(
     pool.install(|| (0..rows.len()).into_par_iter().map(&read).try_reduce(BTreeSet::new, join))
 }
 
+/// Whether an error is not of the row at which it came up.
+fn ends_reading(error: &TrainerError) -> bool {
+    matches!(error, TrainerError::OutOfMemory { .. } | TrainerError::Stopped { .. })
+}
+
 /// Reads every row once, which gives the lengths of its texts; the first bad one is the error.
 pub fn check_rows<const N: usize>(
     rows: &Rows,
@@ -193,8 +201,8 @@ pub fn check_rows<const N: usize>(
     })
     .map_err(|found| match found {
         // The error already says where memory ran out.
-        TrainerError::OutOfMemory { .. } => found,
-        _ => (0..rows.len()).find_map(|index| read(index).err()).unwrap_or(found),
+        found if ends_reading(&found) => found,
+        found => (0..rows.len()).find_map(|index| read(index).err()).unwrap_or(found),
     })
 }
 
@@ -291,7 +299,7 @@ impl Opener<'_> {
                 return Ok([0; N]);
             }
             match (read(index), no_sense) {
-                (Err(error), Some(lacks)) if skips && !matches!(error, TrainerError::OutOfMemory { .. }) => {
+                (Err(error), Some(lacks)) if skips && !ends_reading(&error) => {
                     tracing::debug!("{error}");
                     skipped.add(index, lacks);
                     Ok([0; N])

@@ -4,8 +4,8 @@ use std::fs;
 use std::io::{self, Read};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::Duration;
 
@@ -29,6 +29,19 @@ pub fn watch_lease() -> io::Result<()> {
         return Ok(());
     }
     thread::Builder::new().name("lease".to_owned()).stack_size(STACK_BYTES).spawn(wait_for_stdin_to_close).map(drop)
+}
+
+/// The requests to stop that end a training which still opens its data.
+static OPENING: OnceLock<Stop> = OnceLock::new();
+
+/// From now on such a request ends the reading of rows, until the training starts. For a process that no other rank waits for.
+pub fn stops_while_opening(stop: &Stop) {
+    let _ = OPENING.set(stop.clone());
+}
+
+/// Whether there is one.
+pub fn stopped_while_opening() -> bool {
+    !TRAINING.load(Ordering::Relaxed) && OPENING.get().is_some_and(Stop::requested)
 }
 
 /// From now on a request to stop is seen within a part of a step.

@@ -33,15 +33,19 @@ fn kept(lora: Lora) -> &'static Lora {
 /// Whether a file has every matrix of an adapter, and nothing that the model has no place for.
 fn check_adapter(parameters: &[Parameter], stored: &TensorFiles) -> Result<(), String> {
     let trained = || parameters.iter().filter(|parameter| parameter.trained);
-    let names: HashSet<String> = trained().map(|parameter| adapter::stored_name(&parameter.name)).collect();
-    if let Some(name) = stored.names().find(|name| !names.contains(*name)) {
+    let is_stored_name = |name: &&str| adapter::is_stored_name(name);
+    let names: HashSet<&str> =
+        trained().flat_map(|parameter| &parameter.aliases).map(String::as_str).filter(is_stored_name).collect();
+    if let Some(name) = stored.names().find(|name| !names.contains(name)) {
         return Err(format!("{ADAPTER_WEIGHTS} has {name}, for which the model has no layer"));
     }
     let absent = |parameter: &&Parameter| {
-        adapter::is_matrix(&parameter.name) && !stored.contains(&adapter::stored_name(&parameter.name))
+        adapter::is_matrix(&parameter.name) && !parameter.aliases.iter().any(|name| stored.contains(name))
     };
     match trained().find(absent) {
-        Some(parameter) => Err(format!("{ADAPTER_WEIGHTS} has no {}", adapter::stored_name(&parameter.name))),
+        Some(parameter) => {
+            Err(format!("{ADAPTER_WEIGHTS} has no {}", parameter.aliases.first().unwrap_or(&parameter.name)))
+        }
         None => Ok(()),
     }
 }
@@ -309,7 +313,7 @@ impl Definition {
         let adapter = self.adapter();
         // Without one they would be trained themselves.
         let kind = if adapter.is_some() { self.quantize } else { Quantize::None };
-        let quantized = QuantizedLayers { kind, names: architecture(self.arch).adapts };
+        let quantized = QuantizedLayers { kind, layers: architecture(self.arch).adapts };
         let setup = Setup { adapter, quantized, ..*setup };
         let build = |start: &Start<'_>| registry::build(self.arch, &self.config, start, &setup);
         let model = build(start)?;

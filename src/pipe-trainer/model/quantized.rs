@@ -1,7 +1,7 @@
 //! Weights that are not trained, in 4 or 8 bits for each number, with the numbers of bitsandbytes: NormalFloat in blocks of 64 whose scales
 //! are quantized themselves (Dettmers et al., 2023), and whole numbers scaled by row (Dettmers et al., 2022).
 
-use pipe_model::Parameter;
+use pipe_model::{Adaptable, Parameter};
 use pipe_spec::pipeline::Quantize;
 use tch::{Device, Kind, TchError, Tensor};
 
@@ -18,19 +18,18 @@ const CHUNK: i64 = 1 << 22;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QuantizedLayers {
     pub kind: Quantize,
-    /// Their names: the last parts of their paths.
-    pub names: &'static [&'static str],
+    pub layers: Adaptable,
 }
 
 impl QuantizedLayers {
-    pub const NONE: Self = Self { kind: Quantize::None, names: &[] };
+    pub const NONE: Self = Self { kind: Quantize::None, layers: Adaptable::NONE };
 
     /// How the weights of a parameter are kept.
     pub fn of(&self, parameter: &Parameter) -> Quantize {
         let layer = parameter.name.strip_suffix(".weight").filter(|_| parameter.frozen && parameter.shape.len() == 2);
-        match layer.and_then(|path| path.rsplit('.').next()) {
-            Some(name) if self.names.contains(&name) => self.kind,
-            _ => Quantize::None,
+        match layer.and_then(|path| self.layers.position(path)) {
+            Some(_) => self.kind,
+            None => Quantize::None,
         }
     }
 }
@@ -235,7 +234,7 @@ mod tests {
 
     #[test]
     fn only_frozen_matrices_of_named_layers_are_quantized() {
-        let layers = QuantizedLayers { kind: Quantize::Nf4, names: &["q_proj"] };
+        let layers = QuantizedLayers { kind: Quantize::Nf4, layers: Adaptable::named(&["q_proj"]) };
         let of = |name: &str, shape: &[i64], frozen| {
             layers.of(&Parameter { frozen, ..Parameter::new(name, shape, Init::Constant(0.0)) })
         };

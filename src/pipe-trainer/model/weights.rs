@@ -204,7 +204,7 @@ impl Weights {
     /// Those that a checkpoint holds, by their names there: all that are not frozen.
     pub fn stored(&self) -> impl Iterator<Item = (String, &Tensor)> {
         let name = |entry: &NamedWeight| match self.adapter {
-            Some(_) if entry.trained => adapter::stored_name(&entry.name),
+            Some(lora) if entry.trained => lora.stored_name(&entry.name),
             _ => entry.name.clone(),
         };
         self.weights.iter().filter(|entry| !entry.frozen).map(move |entry| (name(entry), entry.tensor()))
@@ -213,7 +213,8 @@ impl Weights {
     /// The same weights, with those of a checkpoint in the place of those that checkpoints hold.
     pub fn with_stored(&self, files: &TensorFiles) -> Result<Self, TrainerError> {
         let replaced = |entry: &NamedWeight| -> Result<NamedWeight, TrainerError> {
-            let stored = adapter::stored_name(&entry.name);
+            let stored =
+                self.adapter.map_or_else(|| adapter::stored_name(&entry.name), |lora| lora.stored_name(&entry.name));
             let weight = match entry.weight.wide().filter(|_| entry.trained && files.contains(&stored)) {
                 Some(old) => files.read_shaped(&stored, &old.size(), old.kind(), old.device())?.into(),
                 None => entry.weight.share(),

@@ -24,6 +24,8 @@ pub struct TensorFiles {
     path: PathBuf,
     tensors: BTreeMap<String, StoredTensor>,
     maps: Vec<Mmap>,
+    /// The path of each of them.
+    parts: Vec<PathBuf>,
 }
 
 struct StoredTensor {
@@ -92,6 +94,7 @@ impl TensorFiles {
     pub fn joined(mut self, others: Self) -> Self {
         let first = self.maps.len();
         self.maps.extend(others.maps);
+        self.parts.extend(others.parts);
         let moved = others.tensors.into_iter().map(|(name, tensor)| {
             let map = first + tensor.map;
             (name, StoredTensor { map, ..tensor })
@@ -101,7 +104,7 @@ impl TensorFiles {
     }
 
     fn empty(path: &Path) -> Self {
-        Self { path: path.to_owned(), tensors: BTreeMap::new(), maps: Vec::new() }
+        Self { path: path.to_owned(), tensors: BTreeMap::new(), maps: Vec::new(), parts: Vec::new() }
     }
 
     fn add(&mut self, path: &Path) -> Result<(), TrainerError> {
@@ -126,6 +129,7 @@ impl TensorFiles {
             }
         }
         self.maps.push(map);
+        self.parts.push(path.to_owned());
         Ok(())
     }
 
@@ -158,6 +162,20 @@ impl TensorFiles {
         let span = (bytes.len() / stored.kind.elt_size_in_bytes()) as i64;
         let span = Tensor::f_from_data_size(bytes, &[span], stored.kind)?;
         Ok(span.f_as_strided(&stored.shape, strides, None)?.f_contiguous()?)
+    }
+
+    /// An error that names the first tensor that is not finite, and what came of it.
+    pub fn check_finite(&self, then: &str) -> Result<(), TrainerError> {
+        for name in self.names() {
+            if first_not_finite(&[(name.to_owned(), &self.read(name)?)])?.is_some() {
+                let map = self.stored(name)?.map;
+                let path = self.parts.get(map).unwrap_or(&self.path).clone();
+                let message =
+                    format!("it has numbers that are not finite (NaN or infinite), {then}; the file is damaged");
+                return Err(TrainerError::Tensor { path, name: name.to_owned(), message });
+            }
+        }
+        Ok(())
     }
 
     /// All of them where they lie, without a copy. They are read while `self` lives.

@@ -13,7 +13,7 @@ use crate::checkpoint::Store;
 use crate::data;
 use crate::device::Hardware;
 use crate::error::TrainerError;
-use crate::host::Stop;
+use crate::host::{self, Stop};
 use crate::ranks::Peers;
 use crate::session::events::Events;
 use crate::session::oom::Progress;
@@ -54,6 +54,9 @@ impl Session {
         let pool = data::workers(spec.data.workers.get())?;
         let run = RunFolder::new(&spec.run);
         let peers = join(&spec, &hardware)?;
+        if peers.is_nobody() {
+            host::stops_while_opening(&stop);
+        }
         let store = Store::open(&run, spec.save.keep.get(), peers.leads())?;
         hardware.enforce_limit(&spec.memory, |bytes| bytes)?;
         Ok(Self {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use pipe_spec::event::{self, EventKind, GraphUse, RankUse};
+use pipe_spec::model_folder::ADAPTER_WEIGHTS;
 use pipe_spec::{LIBTORCH, Phase, Rank};
 use tch::{TchError, Tensor};
 
@@ -23,6 +24,7 @@ use crate::device::Usage;
 use crate::error::TrainerError;
 use crate::model::Definition;
 use crate::optim::schedule;
+use crate::storage::TensorFiles;
 use crate::{host, torch};
 
 /// So many of the longest samples contain the longest row of every column.
@@ -318,7 +320,26 @@ impl<'a> Training<'a> {
     }
 
     fn finite(&self, what: &'static str, value: f64) -> Result<(), TrainerError> {
-        if value.is_finite() { Ok(()) } else { Err(TrainerError::NotFinite { step: self.state.step + 1, what, value }) }
+        if value.is_finite() {
+            return Ok(());
+        }
+        // Weights that were not finite when they were read are no matter of the learning rate.
+        if self.state.step == 0 {
+            self.check_read_weights(&format!("so that the {what} is {value}"))?;
+        }
+        Err(TrainerError::NotFinite { step: self.state.step + 1, what, value })
+    }
+
+    /// Names the first tensor of the files that the training began with which is not finite.
+    fn check_read_weights(&self, then: &str) -> Result<(), TrainerError> {
+        let spec = &self.session.spec;
+        let folder = spec.model.from.as_deref().map(|folder| TensorFiles::open_folder(Path::new(folder)));
+        let adapter = spec.adapter.as_ref().and_then(|adapter| adapter.from.as_deref());
+        let adapter = adapter.map(|folder| TensorFiles::open_file(&Path::new(folder).join(ADAPTER_WEIGHTS)));
+        for files in folder.into_iter().chain(adapter) {
+            files?.check_finite(then)?;
+        }
+        Ok(())
     }
 
     fn evaluate_if_due(&mut self) -> Result<(), TrainerError> {

@@ -37,7 +37,7 @@ pub fn run(options: &PlanOptions) -> Result<(), Error> {
     let forecast = match Forecaster::new(training, &config).with_ranks(ranks).forecast(card) {
         Ok(forecast) => forecast,
         Err(NoForecast::Config(error)) => return Err(Error::NoPlan { reason: error.to_string() }),
-        Err(none @ (NoForecast::NoEstimate { .. } | NoForecast::Adapter)) => {
+        Err(none @ NoForecast::NoEstimate { .. }) => {
             let text = none.to_string();
             if options.output.is_json() {
                 print_json(&json!({ "estimate": null, "reason": text }))

@@ -1,5 +1,6 @@
 //! `pipe prune`: removes images and files of the cache that were not used for long. A later run makes them again.
 
+use std::fs::{File, TryLockError};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
@@ -12,6 +13,7 @@ use super::init::Dialog;
 use crate::engine::{BuiltImage, registry};
 use crate::error::Error;
 use crate::input::data_cache;
+use crate::input::hub::Address;
 use crate::report::{Table, print, print_json, say};
 use crate::run::{self, lock};
 use crate::system::digests::cache_folder;
@@ -32,6 +34,7 @@ enum LeftoverKind {
     TrainerFolder,
     ImageFolder,
     RepositoryList,
+    BucketFiles,
     ClusterState,
     JobProgram,
     Digests,
@@ -45,6 +48,7 @@ impl LeftoverKind {
             Self::TrainerFolder => "trainer folder",
             Self::ImageFolder => "image folder",
             Self::RepositoryList => "list of a repository",
+            Self::BucketFiles => "files of a bucket",
             Self::ClusterState => "state of a cluster",
             Self::JobProgram => "program of jobs",
             Self::Digests => "hashes of files",
@@ -63,13 +67,17 @@ struct Leftover {
 }
 
 /// The folders of the cache whose entries stand for themselves.
-const FOLDERS: [(&str, LeftoverKind); 5] = [
+const FOLDERS: [(&str, LeftoverKind); 6] = [
     ("trainers", LeftoverKind::TrainerFolder),
     ("images", LeftoverKind::ImageFolder),
     ("hub", LeftoverKind::RepositoryList),
+    ("buckets", LeftoverKind::BucketFiles),
     ("cluster", LeftoverKind::ClusterState),
     ("pipe-job", LeftoverKind::JobProgram),
 ];
+
+/// The folder of the cache of buckets with the locks of what is fetched.
+const LOCKS: &str = ".locks";
 
 /// The file with the hashes of files.
 const DIGESTS: &str = "digests.json";
@@ -240,6 +248,7 @@ const DAY: Duration = Duration::from_secs(24 * 3600);
 fn in_cache(cache: &Path) -> Vec<Leftover> {
     let paths = |folder: &str| std::fs::read_dir(cache.join(folder)).into_iter().flatten().flatten();
     let entries = FOLDERS.iter().flat_map(|(folder, kind)| paths(folder).map(|entry| (*kind, entry.path())));
+    let entries = entries.filter(|(_, path)| !path.ends_with(LOCKS));
     let digests = Some((LeftoverKind::Digests, cache.join(DIGESTS))).filter(|(_, path)| path.is_file());
     let leftover = |(kind, path): (LeftoverKind, PathBuf)| {
         let (bytes, used) = size_and_use(&path);
@@ -292,6 +301,9 @@ impl Users {
                     let id = repository.name.trim_start_matches("datasets/").replace('/', "--");
                     one.name.ends_with(&format!("--{id}"))
                 }),
+                LeftoverKind::BucketFiles => lock.hub.iter().any(|repository| {
+                    Address::of_model(&repository.name).is_some_and(|folder| folder.folder_name() == one.name)
+                }),
                 LeftoverKind::PreparedData
                 | LeftoverKind::ClusterState
                 | LeftoverKind::JobProgram
@@ -302,11 +314,25 @@ impl Users {
         let on_nodes = matches!(one.kind, LeftoverKind::ImageFolder | LeftoverKind::TrainerFolder);
         let by_job = || self.job.as_ref().filter(|_| on_nodes).map(|run| format!("a job of {run} may use it"));
         let by_process = || {
-            let is_used = one.kind == LeftoverKind::PreparedData && data_cache::is_used(&one.key());
+            let is_used = match one.kind {
+                LeftoverKind::PreparedData => data_cache::is_used(&one.key()),
+                LeftoverKind::BucketFiles => is_fetched_now(&one.path),
+                _ => false,
+            };
             is_used.then(|| "it is in use".to_owned())
         };
         by_run.or_else(by_job).or_else(by_process)
     }
+}
+
+/// Whether a process is filling a folder of the cache of buckets: it holds a lock beside it.
+fn is_fetched_now(folder: &Path) -> bool {
+    let Some(locks) = folder.parent().zip(folder.file_name()).map(|(cache, name)| cache.join(LOCKS).join(name)) else {
+        return false;
+    };
+    let is_held =
+        |path: PathBuf| File::open(path).is_ok_and(|file| matches!(file.try_lock(), Err(TryLockError::WouldBlock)));
+    std::fs::read_dir(locks).into_iter().flatten().flatten().any(|entry| is_held(entry.path()))
 }
 
 /// The run of a job that another machine does, where an engine has one. It may be in another folder for runs.

@@ -38,8 +38,15 @@ pub const REGISTRATION: Registration = Registration {
     name: NAME,
     section: None,
     nodes: |_| 1,
-    connect: |_| {
-        async { Ok(Box::new(ProcessEngine { trainer: image::find_trainer()? }) as Box<dyn Engine>) }.boxed_local()
+    connect: |connection| {
+        async move {
+            // A command runs where there is none.
+            if connection.request.trains {
+                image::find_trainer()?;
+            }
+            Ok(Box::new(ProcessEngine) as Box<dyn Engine>)
+        }
+        .boxed_local()
     },
     is_tried: true,
     keeps_jobs: false,
@@ -60,9 +67,7 @@ fn job_variable(launch: &Launch) -> String {
     format!("{JOB_VARIABLE}={}", job_name(launch))
 }
 
-struct ProcessEngine {
-    trainer: PathBuf,
-}
+struct ProcessEngine;
 
 /// The first processes of the jobs of this process that run.
 static FIRST_PROCESSES: Mutex<BTreeSet<u32>> = Mutex::new(BTreeSet::new());
@@ -165,14 +170,17 @@ impl Engine for ProcessEngine {
     }
 
     async fn program(&self, _image: Option<&Image>) -> Result<Program, Error> {
-        let digests = || Ok((image::trainer_digest()?, image::libraries_digest()));
+        let digests = || match image::trainer_digest() {
+            Err(Error::NoTrainer { .. }) => Ok((None, None)),
+            digest => Ok((Some(digest?), image::libraries_digest())),
+        };
         let (trainer, libraries) = interrupt::run(digests).await?;
-        Ok(Program { engine: NAME.to_owned(), trainer: Some(trainer), libraries, ..Program::default() })
+        Ok(Program { engine: NAME.to_owned(), trainer, libraries, ..Program::default() })
     }
 
     async fn start(&self, launch: &Launch) -> Result<StartedJob, Error> {
         let program = match &launch.program {
-            JobProgram::Trainer => self.trainer.clone(),
+            JobProgram::Trainer => image::find_trainer()?,
             JobProgram::Command(program) => PathBuf::from(program),
         };
         let first = first_process::prepare(launch)?;

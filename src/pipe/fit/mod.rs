@@ -114,8 +114,6 @@ pub enum NoForecast {
     Config(#[from] ConfigError),
     #[error("{} has no estimate of memory; `pipe fit` measures the largest batch that fits", arch.name())]
     NoEstimate { arch: Arch },
-    #[error("adapters of this model have no estimate of memory; `pipe fit` measures the largest batch that fits")]
-    Adapter,
 }
 
 /// A model's config as it was read, with what every estimate of it needs.
@@ -156,10 +154,8 @@ impl Forecaster {
         let config = pipe_model::read_config(arch, &self.model.config)?;
         let architecture = pipe_model::architecture(arch);
         let adapter = self.model.adapter.as_ref().map(|adapter| Lora::new(adapter, architecture)).transpose()?;
+        let adapter = adapter.map(|adapter| adapter.with_heads(config.as_ref()));
         let memory = config.step_memory().ok_or(NoForecast::NoEstimate { arch })?;
-        if adapter.is_some() && !memory.counts_adapters() {
-            return Err(NoForecast::Adapter);
-        }
         let own = config.parameters();
         let parameters = adapter.as_ref().map_or_else(|| own.clone(), |adapter| adapter.parameters(&own));
         let adapter = adapter.map(|adapter| adapter.work(architecture, self.model.quantize));

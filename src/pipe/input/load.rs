@@ -56,17 +56,17 @@ pub fn parse(file: &Path, set: &[String]) -> Result<Parsed, Error> {
     if Study::is_one(&text) {
         return Err(Error::IsStudy { file: file.to_owned() });
     }
-    let set = with_model_of_folder(&text, set, &variables);
+    let set = with_model_of_folder("", &Model::written_keys(&text), set, &variables);
     let pipeline = registry::parse_pipeline(&text, &set, &variables).map_err(|problems| invalid(file, problems))?;
     Ok(Parsed { pipeline, text, variables })
 }
 
-/// The settings with the architecture and the task that the trained model in `model.from` has, where the file names none.
-fn with_model_of_folder(text: &str, set: &[String], variables: &Variables) -> Vec<String> {
+/// The settings with the architecture and the task that the trained model in `model.from` has, where the file names none. `place` is where the pipeline
+/// stands in the file, and `written` its model as it is there.
+fn with_model_of_folder(place: &str, written: &Value, set: &[String], variables: &Variables) -> Vec<String> {
     let mut set = set.to_vec();
-    let written = Model::written_keys(text);
     let given = |key: &str| {
-        let setting = format!("model.{key}=");
+        let setting = format!("{place}model.{key}=");
         let set = set.iter().rev().find_map(|item| item.strip_prefix(&setting));
         set.or_else(|| written[key].as_str()).map(str::to_owned)
     };
@@ -80,7 +80,7 @@ fn with_model_of_folder(text: &str, set: &[String], variables: &Variables) -> Ve
     let model_type = config.as_ref().and_then(|config| config.get("model_type")?.as_str());
     let found = model_type.and_then(Arch::of_model_type);
     if let (None, Some(found)) = (&arch, found) {
-        set.insert(0, format!("model.arch={}", found.name()));
+        set.insert(0, format!("{place}model.arch={}", found.name()));
     }
     let labels_tokens = arch.as_deref().map_or(found, Arch::find).is_some_and(Arch::labels_tokens);
     if !labels_tokens || task.is_some() {
@@ -88,7 +88,7 @@ fn with_model_of_folder(text: &str, set: &[String], variables: &Variables) -> Ve
     }
     if let Some(task @ ModelTask::TokenClassification) = config.as_ref().and_then(pipe_model::named_task) {
         // Behind it stands what the command line says.
-        set.insert(0, format!("model.task={}", task.name()));
+        set.insert(0, format!("{place}model.task={}", task.name()));
     }
     set
 }
@@ -126,7 +126,11 @@ pub struct ParsedStages {
 /// The same for a file with `steps`; nothing where it has none.
 pub fn parse_stages(file: &Path, set: &[String]) -> Result<Option<ParsedStages>, Error> {
     let (text, variables) = (text(file)?, variables());
-    let graph = registry::parse_stages(&text, set, &variables).map_err(|problems| invalid(file, problems))?;
+    let mut set = set.to_vec();
+    for (name, model) in Model::written_in_steps(&text) {
+        set = with_model_of_folder(&format!("steps.{name}."), &model, &set, &variables);
+    }
+    let graph = registry::parse_stages(&text, &set, &variables).map_err(|problems| invalid(file, problems))?;
     for stage in graph.iter().flat_map(|graph| &graph.stages) {
         check_sockets(&stage.pipeline, &variables, &format!("steps.{}.", stage.name), file)?;
     }

@@ -76,7 +76,8 @@ impl Bert {
         let pass = pass.dropping(self.dropout.hidden).through(packed);
         let mask = key_mask(part, pass.compute, self.config.head_width())?;
         let (ids, types) = (part.get("input_ids")?, part.find("token_type_ids"));
-        let mut hidden = self.embeddings.forward(ids, types, packed, pass.for_block(0))?.f_to_kind(pass.compute)?;
+        let embedded = self.embeddings.forward(ids, types, packed, pass.for_block(0))?.f_to_kind(pass.compute)?;
+        let mut hidden = pass.first_input(embedded)?;
         let rows: Vec<&Tensor> = packed.map_or(mask.iter().collect(), |packed| packed.tensors().to_vec());
         for (layer, number) in self.layers.iter().zip(1..) {
             let inputs: Vec<&Tensor> = std::iter::once(&hidden).chain(rows.iter().copied()).collect();

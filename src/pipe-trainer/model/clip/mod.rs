@@ -145,7 +145,7 @@ impl Encoder {
     /// `rows` are where packed samples stand, or a mask where there is one: lengths, or what is added to the scores and then says also what
     /// causality says.
     pub fn forward(&self, hidden: &Tensor, rows: &[&Tensor], pass: Pass) -> Result<Tensor, TrainerError> {
-        let mut hidden = hidden.shallow_clone();
+        let mut hidden = pass.first_input(hidden.shallow_clone())?;
         for (index, layer) in self.layers.iter().enumerate() {
             let mut inputs = vec![&hidden];
             inputs.extend(rows);

@@ -109,7 +109,7 @@ impl Deberta {
         if let Some(are_tokens) = are_tokens {
             shared.push(hidden_pairs(&are_tokens, pass.compute)?);
         }
-        let mut hidden = embedded.shallow_clone();
+        let mut hidden = pass.first_input(embedded.shallow_clone())?;
         for (layer, number) in self.layers.iter().zip(1..) {
             let of_rows = of_rows.iter().copied();
             let inputs: Vec<&Tensor> = std::iter::once(&hidden).chain(&shared).chain(of_rows.clone()).collect();

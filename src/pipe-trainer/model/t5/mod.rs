@@ -76,7 +76,7 @@ impl T5 {
             Some(source) => Rows::Packed { source, target },
             None => Rows::Each { padding: padding.as_ref() },
         };
-        let embedded = self.embed(part.get("input_ids")?, pass.for_block(0).through(source))?;
+        let embedded = pass.first_input(self.embed(part.get("input_ids")?, pass.for_block(0).through(source))?)?;
         let memory = self.encoder.forward(&embedded, rows, None, pass)?.f_to_kind(self.setup.kinds.compute)?;
 
         let ids = self.decoder_input(part.get("labels")?, target)?;

@@ -104,7 +104,7 @@ impl Model for Vit {
     fn logits(&self, part: &Part, mode: Mode) -> Result<Tensor, TrainerError> {
         let pass = Pass::new(mode, self.hidden_dropout.max(self.attention_dropout), &self.setup);
         let embedding = pass.dropping(self.hidden_dropout).for_block(0);
-        let mut hidden = self.embed(part.get("pixel_values")?, embedding)?;
+        let mut hidden = pass.first_input(self.embed(part.get("pixel_values")?, embedding)?)?;
         for (layer, number) in self.layers.iter().zip(1..) {
             hidden = pass.dropping(self.attention_dropout).block(layer, number, &[&hidden])?;
         }

@@ -44,6 +44,10 @@ impl Author<'_> {
                 return Err(Error::NoTerminal { missing });
             }
         }
+        if let Some(model) = options.model.as_ref().filter(|model| model.contains("://") && options.arch.is_none()) {
+            let (why, how) = ("`pipe init` downloads nothing", "name its architecture with --arch");
+            return Err(Error::UnreadData { data: model.clone(), why: why.to_owned(), how: how.to_owned() });
+        }
         let base = options.model.as_deref().map(measure::architecture).transpose()?.flatten();
         let train = self.train(options.arch.or(base))?;
         let survey = DataTable::read(Path::new(&train)).map(|table| Survey::of(&table));

@@ -180,7 +180,7 @@ pub fn quantize(draft: &Draft, total: Option<u64>) -> Quantize {
 /// How many parameters a trained model has that can have an adapter.
 fn parameters_beside_adapter(draft: &Draft) -> Option<u64> {
     let Answers { arch, from: Some(from), .. } = &draft.answers else { return None };
-    if pipe_model::architecture(*arch).adapts.is_empty() {
+    if pipe_model::architecture(*arch).adapts.names.is_empty() {
         return None;
     }
     let config = config_folder(from, HubAccess::Check).ok().and_then(|folder| read_config(&folder))?;

@@ -174,6 +174,11 @@ fn write(options: &InitOptions, name: &Name, yaml: &str) -> Result<Option<PathBu
 
 /// Fails if the file exists, unless it may be overwritten.
 fn check_free(file: &Path, options: &InitOptions) -> Result<(), Error> {
+    if let Some(address) = file.to_str().filter(|file| file.contains("://")) {
+        let (why, how) =
+            ("a pipeline is written to this machine", "give the name of a file; addresses go to --data and --model");
+        return Err(Error::UnreadData { data: address.to_owned(), why: why.to_owned(), how: how.to_owned() });
+    }
     // Not even with --force: a file with data is there once.
     if file.is_file() && is_data(file) && !options.stdout {
         return Err(Error::DataFile { path: file.to_owned() });

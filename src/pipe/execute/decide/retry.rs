@@ -562,6 +562,48 @@ mod tests {
         }
     }
 
+    /// Llama with 8 billion parameters in nf4 within 12 GiB had batches of 16, 6 and 6: what was reserved at 6 would have held the request,
+    /// so that the third attempt differed from the second by its segments.
+    #[test]
+    fn a_batch_stays_where_memory_was_fragmented() {
+        let policy = policy(Reduce::Fit, 1);
+        let points = [(2, 8_000), (4, 9_800)].map(|(batch, peak)| Point { batch, peak });
+        let mut now = settings(16);
+        let mut path = Vec::new();
+        for cause in [Cause::Capacity, Cause::Fragmented, Cause::Fragmented, Cause::Fragmented] {
+            let context = OomContext { points: &points, capacity: Some(12_288), ..context(&policy, &now, cause) };
+            let decision = decide(&context);
+            path.push(changed(&decision, &now));
+            let Decision::Retry { settings, .. } = decision else { panic!("{path:?}") };
+            now = settings;
+        }
+        assert_eq!(path, ["batch 6", "segments", "batch 5", "batch 4"]);
+    }
+
+    /// However causes follow one another, in whatever phase, no settings come twice.
+    #[test]
+    fn no_settings_twice_after_any_causes() {
+        let policy = OnOom { retries: 1000, ..policy(Reduce::Halve, 1) };
+        let phases = [Phase::Forward, Phase::Eval, Phase::Load].map(Some);
+        let causes =
+            [Cause::Capacity, Cause::Fragmented, Cause::Neighbour, Cause::EvalOnly, Cause::HostMemory, Cause::Model];
+        let records: Vec<(Cause, Option<Phase>)> =
+            causes.into_iter().flat_map(|cause| phases.map(|phase| (cause, phase))).collect();
+        for device in [Device::Cpu, Device::Cuda] {
+            for number in 0..records.len().pow(4) {
+                let mut seen = vec![settings(6)];
+                for place in 0..4 {
+                    let (cause, phase) = records[number / records.len().pow(place) % records.len()];
+                    let given = context(&policy, seen.last().unwrap(), cause);
+                    let decision = decide(&OomContext { device, phase, waited: true, ..given });
+                    let Decision::Retry { settings, .. } = decision else { break };
+                    assert!(!seen.contains(&settings), "{number}: {settings:?} again");
+                    seen.push(settings);
+                }
+            }
+        }
+    }
+
     /// Followed to its end, every path stops, and no settings come twice.
     #[test]
     fn no_settings_twice() {
