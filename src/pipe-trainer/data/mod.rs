@@ -9,6 +9,7 @@ mod language;
 mod packed;
 mod packing;
 mod part;
+mod part_shape;
 mod picture_classes;
 mod pictures;
 mod preferences;
@@ -29,9 +30,9 @@ pub use conversations::open_questions;
 pub use language::{Pieces, Prompts, TextPieces, has_prompts};
 pub use packing::{PACKED_TENSORS, Packed, UNPACKED_TENSORS, UnpackedRows};
 pub use part::{
-    ALIGNED_COLUMNS, Column, IGNORED, LOSS_WEIGHTS, Padding, Part, PartShape, Sample, next_packed_tokens, next_tokens,
-    sort_longest_first,
+    ALIGNED_COLUMNS, Column, IGNORED, LOSS_WEIGHTS, Part, Sample, next_packed_tokens, next_tokens, sort_longest_first,
 };
+pub use part_shape::{Padding, PartShape};
 pub use preferences::REJECTED_PREFIX;
 pub use preprocessor::Preprocessor;
 pub use rows::KeptColumns;

@@ -16,7 +16,7 @@ use rayon::ThreadPool;
 use rayon::iter::{IntoParallelIterator, ParallelIterator};
 use serde_json::Value;
 
-use super::part::Padding;
+use super::part_shape::Padding;
 use super::source::{ROWS_PER_COLUMN, Source};
 use super::tensors::TensorRows;
 use crate::boundary;

@@ -11,7 +11,8 @@ use rayon::ThreadPool;
 use rayon::iter::{IntoParallelRefIterator, ParallelIterator};
 use serde_json::{Map, Value};
 
-use super::part::{Padding, Sample, sort_longest_first};
+use super::part::{Sample, sort_longest_first};
+use super::part_shape::Padding;
 use super::words::Words;
 use crate::boundary;
 use crate::error::TrainerError;
