@@ -223,7 +223,7 @@ impl Sizes<'_> {
         let firsts: &[usize] = if gated { &[WI_0, WI_1] } else { &[WI] };
         let adapted = firsts.iter().map(|layer| work.adapter_keeps(*layer, tokens, width)).sum::<u128>()
             + work.adapter_keeps(WO, tokens, feed);
-        // What went into the activation, and with some of it dropped what came out, where the adapter does not drop some itself.
+        // The input of the activation is kept, and with some of it dropped its output, where the adapter does not drop some itself.
         let product = if work.keeps_input(&[WO]) && (gated || work.drops) { inner } else { 0 };
         let activated = if gated { 2 * inner } else { inner };
         let kept = self.normed(tokens, firsts) + activated + product + adapted;
@@ -231,7 +231,7 @@ impl Sizes<'_> {
         let given = self.hidden(tokens) + self.dropped(tokens);
         let trained: u128 = firsts.iter().map(|layer| work.trained(*layer, width, feed)).sum();
         let gradients = (trained + work.trained(WO, feed, width)) * self.weight;
-        // What was not dropped is still there going forward. The gradient of a product comes in two parts, the second of which
+        // Going forward the output without dropout is still there. The gradient of a product comes in two parts, the second of which
         // a wide weight makes, and is their sum.
         let undropped = if work.drops { inner } else { 0 };
         Stage {
