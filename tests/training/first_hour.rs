@@ -27,6 +27,7 @@ const THOROUGH: &[&str] = &[
     "conversations",
     "a_text_from_a_text_under_odd_names",
     "two_texts_and_a_label",
+    "pictures_with_captions",
     "numbers_as_target",
     "dates",
     "stars_with_nulls",

@@ -9,7 +9,7 @@ use serde_json::Value;
 use crate::harness::{Folder, Needs, Suite};
 use crate::small_t5::{curve, folder, make_rows_longer, same_curve};
 
-const STEPS: usize = 30;
+const STEPS: usize = 18;
 const EFFECTIVE: u64 = 48;
 
 pub fn tests(suite: &mut Suite) {
