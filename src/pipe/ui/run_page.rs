@@ -121,18 +121,8 @@ const MAX_STORAGE: u64 = 64 << 20;
 
 /// History, importances, parallel coordinates, fronts, memory and trials of a study.
 fn study(row: &Row) -> String {
-    let storage = |found: &Listed| found.state.study().map(|study| study.storage.clone()).unwrap_or_default();
-    let is_readable = |found: &Listed| {
-        // A pipe or a device would be waited for.
-        let path = storage(found);
-        path.as_os_str().is_empty()
-            || std::fs::metadata(&path).map_or(true, |file| file.is_file() && file.len() <= MAX_STORAGE)
-    };
-    let opened = match Listed::read(&row.path) {
-        Some(found) if is_readable(&found) => OpenedStudy::open(found).map_err(|error| error.to_string()),
-        Some(found) => Err(format!("{} is no file, or too large for this page", storage(&found).display())),
-        None => Err("its folder cannot be read".to_owned()),
-    };
+    let found = Listed::read(&row.path).ok_or_else(|| "its folder cannot be read".to_owned());
+    let opened = found.and_then(|found| OpenedStudy::open_up_to(MAX_STORAGE, found).map_err(|error| error.to_string()));
     match opened {
         Ok(opened) => opened.view().body(run_address),
         Err(why) => format!("<header><h1>{}</h1></header><p class=\"missing\">{}</p>", escape(&row.key), escape(&why)),

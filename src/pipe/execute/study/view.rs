@@ -37,7 +37,12 @@ pub struct OpenedStudy {
 }
 
 impl OpenedStudy {
-    pub fn open(mut found: Listed) -> Result<Self, Error> {
+    pub fn open(found: Listed) -> Result<Self, Error> {
+        Self::open_up_to(u64::MAX, found)
+    }
+
+    /// The same where its storage has at most `limit` bytes.
+    pub fn open_up_to(limit: u64, mut found: Listed) -> Result<Self, Error> {
         let file = found.folder().resolved();
         let Some(ParsedStudy { study, variables, .. }) = load::parse_study(&file, &[])? else {
             return Err(Error::NotStudyRun { id: found.state.id });
@@ -46,6 +51,10 @@ impl OpenedStudy {
         let storage = storage(&study, &found.folder());
         if let Some(state) = found.state.study_mut() {
             state.storage.clone_from(&storage);
+        }
+        let size = std::fs::metadata(&storage).map_or(0, |file| file.len());
+        if size > limit {
+            return Err(Error::TooLarge { path: storage, size, limit });
         }
         let journal = Journal::read_if_there(&storage, study.name.as_str())?;
         let trials = journal.map_or_else(Vec::new, Journal::into_trials);
