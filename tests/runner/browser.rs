@@ -157,11 +157,6 @@ impl Browser {
         let features = json!({ "features": [{ "name": "prefers-color-scheme", "value": scheme }] });
         self.send("Emulation.setEmulatedMedia", features);
     }
-
-    /// A picture of the page, as base64 of a PNG.
-    pub fn picture(&mut self) -> String {
-        self.send("Page.captureScreenshot", json!({ "format": "png" }))["data"].as_str().unwrap_or_default().to_owned()
-    }
 }
 
 impl Drop for Browser {

@@ -109,7 +109,7 @@ fn nobody_else() {
     assert!(own.status == 200 && own.body.contains(&id), "{}", own.body);
     for header in [
         "content-security-policy: default-src 'none'; script-src 'self';",
-        "referrer-policy: no-referrer",
+        "referrer-policy: same-origin",
         "x-frame-options: DENY",
     ] {
         assert!(own.head.contains(header), "{}", own.head);

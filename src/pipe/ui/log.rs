@@ -3,7 +3,7 @@
 use std::io::{Read, Seek, SeekFrom};
 use std::path::Path;
 
-use pipe_spec::{RunFolder, RunState};
+use pipe_spec::{Event, RunFolder, RunState};
 
 use super::index::Row;
 use super::request::Params;
@@ -12,7 +12,7 @@ use crate::report::{bounded, visible};
 use crate::system::files;
 
 /// Bytes of the end of a log that are read, and that are searched.
-const TAIL: u64 = 128 << 10;
+const TAIL: u64 = 512 << 10;
 const SEARCHED: u64 = 16 << 20;
 /// Lines that are shown, and characters of a line.
 const LINES: usize = 400;
@@ -85,7 +85,10 @@ fn read(path: &Path, find: Option<&str>) -> std::io::Result<Found> {
     file.take(most).read_to_end(&mut bytes)?;
     let text = String::from_utf8_lossy(&bytes);
     let needle = find.map(str::to_lowercase);
-    let wants = |line: &&str| needle.as_ref().is_none_or(|needle| line.to_lowercase().contains(needle));
+    let has_text = |line: &str| needle.as_ref().is_none_or(|needle| line.to_lowercase().contains(needle));
+    // What the trainer says as events is in the curves.
+    let is_event = |line: &str| line.starts_with('{') && Event::parse(line).is_some();
+    let wants = |line: &&str| has_text(line) && !is_event(line);
     // The first line may be a part of one.
     let all: Vec<&str> = text.lines().skip(usize::from(begin > 0)).filter(wants).collect();
     let shown = all.iter().skip(all.len().saturating_sub(LINES));

@@ -105,12 +105,7 @@ impl Chart {
         self.curves.iter().any(Curve::is_faint)
     }
 
-    /// The figure of all steps, or a line that says that there is nothing to show.
-    pub fn svg(&self) -> String {
-        self.draw(&View::default())
-    }
-
-    /// The same of a part of the steps.
+    /// The figure, or a line that says that there is nothing to show.
     pub fn draw(&self, view: &View) -> String {
         let all = || self.curves.iter().flat_map(|curve| curve.within(view));
         let title = escape(&self.title);
@@ -291,7 +286,8 @@ mod tests {
 
     #[test]
     fn a_chart_has_its_parts() {
-        let svg = chart((1..=5000).map(|step| (f64::from(step), 1.0 / f64::from(step))).collect()).svg();
+        let svg =
+            chart((1..=5000).map(|step| (f64::from(step), 1.0 / f64::from(step))).collect()).draw(&View::default());
         assert!(svg.contains("<title>Loss over steps</title>") && svg.contains("&lt;b&gt;&amp;&quot;"));
         assert_eq!((svg.matches("<polyline").count(), svg.matches("class=\"mark\"").count()), (2, 2));
         assert!(svg.len() < 20_000 && !svg.contains("NaN") && !svg.contains("inf"), "{}", svg.len());
@@ -302,7 +298,7 @@ mod tests {
         let mut chart = chart((1..=100).map(|step| (f64::from(step), 1.0)).collect());
         let mark = |step, run| AttemptLine { step, name: "1-3".to_owned(), run: Some(("a<b".to_owned(), run)) };
         chart.attempts = vec![mark(0.0, 0), mark(0.0, 1), mark(60.0, 1)];
-        let svg = chart.svg();
+        let svg = chart.draw(&View::default());
         assert!(svg.contains("class=\"mark own c1 d1\"") && svg.contains("attempt 1-3 of a&lt;b begins"), "{svg}");
         let positions: Vec<&str> =
             svg.split("\" y=\"14\">1-3</text>").filter_map(|part| part.rsplit("x=\"").next()).collect();
@@ -312,7 +308,7 @@ mod tests {
     #[test]
     fn an_axis_starts_at_zero_only_where_that_hides_nothing() {
         let first_tick = |heights: [f64; 2]| {
-            let svg = chart(vec![(1.0, heights[0]), (2.0, heights[1])]).svg();
+            let svg = chart(vec![(1.0, heights[0]), (2.0, heights[1])]).draw(&View::default());
             let tick = svg.split("<text class=\"end\"").nth(1).and_then(|text| text.split(['>', '<']).nth(1));
             tick.unwrap_or_default().to_owned()
         };
@@ -332,8 +328,8 @@ mod tests {
 
     #[test]
     fn nothing_and_a_single_point() {
-        assert!(chart(Vec::new()).svg().contains("Nothing was recorded"));
-        let svg = chart(vec![(3.0, 7.0)]).svg();
+        assert!(chart(Vec::new()).draw(&View::default()).contains("Nothing was recorded"));
+        let svg = chart(vec![(3.0, 7.0)]).draw(&View::default());
         assert!(svg.contains("<circle") && !svg.contains("NaN"));
     }
 
