@@ -1,4 +1,4 @@
-//! What can be done to a run: each as the command would do it, by a `pipe` of its own, and none twice.
+//! Acts on a run: each as the command would do it, by a `pipe` of its own, and none twice.
 
 use std::process::Stdio;
 use std::sync::{Arc, Mutex};
@@ -61,7 +61,7 @@ const ACTS: [Act; 4] = [
     },
 ];
 
-/// What was done since the server began.
+/// The acts since the server began.
 #[derive(Default)]
 pub struct Acts(Mutex<Vec<Done>>);
 
@@ -252,7 +252,7 @@ async fn read(from: Option<impl tokio::io::AsyncRead + Unpin>) -> String {
     let Some(mut from) = from else { return String::new() };
     let mut bytes = Vec::new();
     (&mut from).take(MAX_OUTPUT).read_to_end(&mut bytes).await.ok();
-    // What is beyond the bound is read too, so that nothing waits for a reader.
+    // The rest is read too, so that nothing waits for a reader.
     tokio::io::copy(&mut from, &mut tokio::io::sink()).await.ok();
     visible(&String::from_utf8_lossy(&bytes)).into_owned()
 }

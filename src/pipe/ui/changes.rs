@@ -1,4 +1,4 @@
-//! What changes in the folder of runs, as the kernel tells it: nothing is polled, so that nothing is done while nothing changes.
+//! Changes in the folder of runs, as the kernel reports them (inotify). Nothing is polled, so an idle server takes no time.
 
 use std::collections::{BTreeMap, HashMap};
 use std::mem::MaybeUninit;
@@ -12,7 +12,7 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::{Notify, broadcast};
 
-/// What has changed of a run.
+/// The kind of a change of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum What {
     /// Lines were added to a log.
@@ -20,7 +20,7 @@ pub enum What {
     Run,
 }
 
-/// What has changed since it was asked for.
+/// The runs that changed.
 #[derive(Debug, Default)]
 pub struct Dirty {
     /// Whether any run may have changed: the kernel could not tell all.
@@ -29,7 +29,7 @@ pub struct Dirty {
     pub runs: BTreeMap<String, What>,
 }
 
-/// What a folder that is watched holds.
+/// The content of a watched folder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Place {
     Runs,
@@ -55,7 +55,7 @@ pub struct Changes {
     watches: Mutex<Watches>,
     dirty: Mutex<Dirty>,
     pub wake: Notify,
-    /// What has changed, to all browsers.
+    /// The changes, sent to all browsers.
     pub news: broadcast::Sender<Arc<BTreeMap<String, What>>>,
 }
 
@@ -116,7 +116,7 @@ impl Changes {
         }
     }
 
-    /// What has changed since this was last called.
+    /// The changes since this was last called.
     pub fn take(&self) -> Dirty {
         std::mem::take(&mut self.dirty.lock().unwrap_or_else(|poisoned| poisoned.into_inner()))
     }

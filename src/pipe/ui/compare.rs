@@ -49,7 +49,7 @@ pub fn page(ui: &Ui, params: &Params, mut parts: Parts) -> Result<String, NotFou
     .render(ui, parts))
 }
 
-/// What `pipe diff` says beside the tables of the page.
+/// The sentences of `pipe diff`, and its table of locks.
 fn verdict(found: &Comparison) -> String {
     let mut sentences = vec![found.curves.sentence()];
     sentences.push(crate::report::compare::Files::sentence(found.model.as_ref()));

@@ -34,7 +34,7 @@ static HEADERS: [(HeaderName, &str); 7] = [
     (HeaderName::from_static("cross-origin-opener-policy"), "same-origin"),
 ];
 
-/// What a browser says of the page that a request comes from.
+/// Headers in which a browser describes the page that a request comes from.
 const FETCH_SITE: &str = "sec-fetch-site";
 const FETCH_DEST: &str = "sec-fetch-dest";
 
@@ -43,7 +43,7 @@ pub struct Door {
     pub base: String,
     token: String,
     session: String,
-    /// What a request may name as its host, and where it may come from.
+    /// The hosts that a request may name, and the origins that it may come from.
     hosts: Vec<String>,
     origins: Vec<String>,
     /// The address without a path.

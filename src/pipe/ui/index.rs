@@ -66,7 +66,7 @@ pub struct Index {
     rows: BTreeMap<String, Arc<Row>>,
     /// The newest first.
     sorted: Option<Arc<[Arc<Row>]>>,
-    /// What is known of those that run.
+    /// The progress of the runs that run.
     live: HashMap<String, Progress>,
 }
 
@@ -96,7 +96,7 @@ impl Index {
         if dirty.all || !changes.sees_all() {
             let names = self.names();
             let gone = self.rows.keys().filter(|known| names.binary_search(known).is_err()).cloned();
-            // Of those whose changes are not seen, the ones that may change are read again.
+            // Running ones are read again where their changes are not seen.
             let may_change =
                 |name: &&String| dirty.all || self.rows.get(*name).is_none_or(|row| row.status == Status::Running);
             let again: Vec<String> = gone.chain(names.iter().filter(may_change).cloned()).collect();
@@ -203,7 +203,7 @@ fn row(key: &str, path: PathBuf, listed: &Listed, live: Option<&Progress>) -> Ro
     }
 }
 
-/// What the first attempt of a run said when it began.
+/// The first `started` event of a run.
 fn first_started(path: &Path) -> Option<Started> {
     let file = files::open_own(&RunFolder::new(path).events()).ok()?;
     let lines = BufReader::new(file.take(HEAD)).split(b'\n').map_while(Result::ok);
@@ -240,7 +240,7 @@ fn seconds(state: &RunState) -> f64 {
     }
 }
 
-/// What it does, why it failed, or how far its parts are.
+/// A line about a run: its activity, its error, or how far its parts are.
 fn remark(listed: &Listed) -> String {
     let state = &listed.state;
     if let Some(damage) = listed.damage.first() {

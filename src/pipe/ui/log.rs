@@ -86,13 +86,13 @@ fn read(path: &Path, find: Option<&str>) -> std::io::Result<Found> {
     let text = String::from_utf8_lossy(&bytes);
     let needle = find.map(str::to_lowercase);
     let has_text = |line: &str| needle.as_ref().is_none_or(|needle| line.to_lowercase().contains(needle));
-    // What the trainer says as events is in the curves.
+    // The curves show the events.
     let is_event = |line: &str| line.starts_with('{') && Event::parse(line).is_some();
     let wants = |line: &&str| has_text(line) && !is_event(line);
     // The first line may be a part of one.
     let all: Vec<&str> = text.lines().skip(usize::from(begin > 0)).filter(wants).collect();
     let shown = all.iter().skip(all.len().saturating_sub(LINES));
-    // Of a progress bar, what a terminal would show at the end.
+    // A progress bar is one line, with its last state.
     let last_state = |line: &&str| line.trim_end_matches('\r').rsplit('\r').next().unwrap_or_default().to_owned();
     Ok(Found {
         lines: shown.map(last_state).map(|line| bounded(&visible(&line), LINE)).collect(),

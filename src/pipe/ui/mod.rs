@@ -295,7 +295,7 @@ async fn events(State(ui): Shared, RawQuery(query): RawQuery) -> Response {
     };
     let runs: Vec<String> = params_of(query).all("run").map(str::to_owned).collect();
     let news = ui.changes.news.subscribe();
-    // What has changed since the page was made is told at once.
+    // The first message brings the changes since the page was made.
     let first = Some(What::Run);
     let stream = stream::unfold((news, first, runs, permit), |(mut news, mut first, runs, permit)| async move {
         loop {
@@ -316,7 +316,7 @@ async fn events(State(ui): Shared, RawQuery(query): RawQuery) -> Response {
     Sse::new(stream).keep_alive(KeepAlive::new().interval(KEEP_ALIVE)).into_response()
 }
 
-/// What has changed of these runs or their parts; of any where none is named.
+/// The change of these runs or their parts; of any run where none is named.
 fn concerns(changed: &BTreeMap<String, What>, runs: &[String]) -> Option<What> {
     let is_part =
         |key: &str, run: &str| key.strip_prefix(run).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'));

@@ -43,7 +43,7 @@ struct OpenedRun {
     follow: Follow,
     record: Record,
     damaged: u64,
-    /// What tells whether files beside the events were written.
+    /// Times and a count that change when other files than the events do.
     seen: Option<([Option<SystemTime>; 3], usize)>,
 }
 

@@ -31,7 +31,7 @@ impl Parts {
         }
     }
 
-    /// What stays as it is.
+    /// Adds HTML that does not change.
     pub fn fixed(&mut self, make: impl FnOnce() -> String) {
         if self.wanted.is_none() {
             self.html.push_str(&make());
@@ -44,7 +44,7 @@ pub struct Page<'a> {
     pub title: &'a str,
     /// The entry of the menu that it belongs to.
     pub entry: &'a str,
-    /// What the browser is told changes of: the query of `events`; absent for a page that does not change.
+    /// The query of `events`, which names the runs of the page; absent for a page that does not change.
     pub events: Option<String>,
 }
 

@@ -1,4 +1,4 @@
-//! What a browser asks for: the names and values of an address or a form.
+//! Requests of a browser: the names and values of an address or a form.
 
 use percent_encoding::percent_decode_str;
 

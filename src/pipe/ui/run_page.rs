@@ -61,7 +61,7 @@ fn of_training(ui: &Ui, record: &Record, params: &Params, view: &View, parts: &m
     });
 }
 
-/// What is drawn of the curves.
+/// The view that the address asks for.
 pub fn view(params: &Params) -> View {
     let steps = params.number("from").or(params.number("to")).map(|_| {
         let from = params.number("from").unwrap_or(0.0).clamp(0.0, 1e14);
@@ -129,7 +129,7 @@ fn study(row: &Row) -> String {
     }
 }
 
-/// What a person types to go on.
+/// The commands for this run.
 fn commands(row: &Row) -> String {
     if !row.is_own {
         let why = "Its folder has another name than the run in it, so that commands do not find it.";

@@ -17,7 +17,7 @@ const MAX_FILES: usize = 50;
 const FOLDERS: [&str; 2] = [".", "pipelines"];
 const ENDINGS: [&str; 2] = [".yaml", ".yml"];
 
-/// What a form is answered with.
+/// The answer to a form.
 pub enum Answer {
     Page(String),
     /// The number of what was begun.
@@ -97,7 +97,7 @@ async fn ask(ui: &Ui, arguments: &[String]) -> (bool, String) {
     }
 }
 
-/// What was found, and the button that starts the run.
+/// The output of both commands, and the button that starts the run.
 fn result(params: &Params, is_valid: bool, checked: &str, planned: Option<&str>) -> Result<String, String> {
     let class = if is_valid { "" } else { " failed" };
     let mut html = format!(

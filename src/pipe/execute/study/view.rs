@@ -222,7 +222,7 @@ impl StudyView<'_> {
         study_page(&self.shown(&self.objectives(), &space(self.study), |run| format!("../{run}/report.html")))
     }
 
-    /// What the page shows, with other addresses of the pages of its runs.
+    /// The content of the page, with other addresses of the pages of its runs.
     pub fn body(&self, link: fn(&str) -> String) -> String {
         study_body(&self.shown(&self.objectives(), &space(self.study), link))
     }

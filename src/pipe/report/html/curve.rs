@@ -18,7 +18,7 @@ const NAME_WIDTH: f64 = 36.0;
 /// The legend of long curves.
 pub const RUNNING_MEAN_NOTE: &str = "light: each step; dark: running mean";
 
-/// What is drawn of curves, and how.
+/// The part of curves that is drawn, and how.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct View {
     /// The first and the last step; all steps where it is absent.

@@ -48,7 +48,7 @@ pub fn study_page(page: &StudyPage<'_>) -> String {
     whole(page.name, &study::body(page))
 }
 
-/// What such a page shows.
+/// The content of such a page.
 pub fn study_body(page: &StudyPage<'_>) -> String {
     study::body(page)
 }
