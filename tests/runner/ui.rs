@@ -15,6 +15,8 @@ pub fn tests(suite: &mut Suite) {
     suite.test("ui::plain_text_stays_on_this_machine", Needs::Nothing, plain_text);
     suite.test("ui::a_hostile_folder_harms_its_own_row", Needs::Nothing, hostile);
     suite.test("ui::read_only_does_nothing", Needs::Nothing, read_only);
+    suite.test("ui::a_study_and_its_trials", Needs::Nothing, study);
+    suite.test("ui::a_run_is_started_once", Needs::Nothing, started);
     suite.test("ui::many_runs", Needs::Nothing, many_runs);
     suite.test("ui::in_a_browser", Needs::Chromium, in_a_browser);
 }
@@ -234,6 +236,54 @@ fn read_only() {
         assert!(got.status == 409 && got.body.contains("--read-only"), "{path}: {}", got.body);
     }
     assert!(folder.run_folder().is_dir());
+}
+
+fn study() {
+    let folder = job::folder("fit 5", "");
+    let program = job::program().display();
+    folder.write(
+        "score.yaml",
+        format!(
+            "version: 1\nname: score\nengine: process\ncommand: {program} command score 2 --x {{vars.x}}\nvars: {{x: 0}}\n\
+             metrics: json\ncontainer: {{gpus: 0}}\n"
+        ),
+    );
+    folder.write(
+        "study.yaml",
+        "version: 1\ntune: search\npipeline: score.yaml\nobjective: {metric: score, direction: minimize}\n\
+         space:\n  vars.x: {low: -2.0, high: 1.8}\nbudget: {trials: 2}\nsampler: random\n",
+    );
+    folder.pipe(&["tune", "run", "study.yaml"]).exits(0);
+    let server = Server::start(&folder, &[]);
+    let list = server.page("").body;
+    assert!(list.contains("2 of 2 trials") && list.matches("<tr id=").count() == 1, "{list}");
+    let trials = server.page("?parts=1").body;
+    assert_eq!(trials.matches("<tr id=").count(), 3, "{trials}");
+    let id = list.split("<tr id=\"row-").nth(1).and_then(|row| row.split('"').next()).unwrap();
+    let page = server.page(&format!("run/{id}")).body;
+    for text in ["id=\"parallel\"", "Parameter importance", "href=\"run/search%2D"] {
+        assert!(page.contains(text), "no {text:?} in\n{page}");
+    }
+}
+
+/// The check and the plan come first, and a form that is sent twice starts one run.
+fn started() {
+    let folder = job::folder("fit 5", "");
+    let server = Server::start(&folder, &[]);
+    let origin = format!("Origin: http://{}", server.host);
+    let wrong = server.post("start", "step=check&file=job.yaml&set=train.bacth%3D1", &[&origin]);
+    assert!(wrong.body.contains("bacth") && !wrong.body.contains("Start this run"), "{}", wrong.body);
+    let checked = server.post("start", "step=check&file=job.yaml&set=engine%3Dprocess", &[&origin]);
+    assert!(checked.body.contains("job.yaml is valid") && checked.body.contains("pipe plan"), "{}", checked.body);
+    let form = checked.body.split("name=\"form\" value=\"").nth(1).and_then(|form| form.split('"').next()).unwrap();
+    let run = format!("step=run&form={form}&file=job.yaml&set=engine%3Dprocess");
+    for _ in 0..2 {
+        let got = server.post("start", &run, &[&origin]);
+        assert!(got.status == 303 && got.head.contains("done/1"), "{}", got.head);
+    }
+    folder.wait_until("the run has started", || server.page("done/1").body.contains("<h1>Done</h1>"));
+    folder.pipe(&["attach"]).exits(0);
+    folder.run_folder();
 }
 
 /// A thousand runs: a page of a hundred of them at once, in little memory.
