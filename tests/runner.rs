@@ -3,6 +3,8 @@
 
 #[path = "runner/bad_input.rs"]
 mod bad_input;
+#[path = "runner/browser.rs"]
+mod browser;
 #[path = "runner/buckets.rs"]
 mod buckets;
 #[path = "runner/ci.rs"]
@@ -76,6 +78,8 @@ mod tokenizers;
 mod tracking;
 #[path = "runner/tune.rs"]
 mod tune;
+#[path = "runner/ui.rs"]
+mod ui;
 #[path = "runner/untrusted_input.rs"]
 mod untrusted_input;
 #[path = "runner/walk.rs"]
@@ -123,6 +127,7 @@ fn main() -> ExitCode {
     several_cards::tests(&mut suite);
     ledger::tests(&mut suite);
     terminal::tests(&mut suite);
+    ui::tests(&mut suite);
     untrusted_input::tests(&mut suite);
     sizes::tests(&mut suite);
     walls::tests(&mut suite);

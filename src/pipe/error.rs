@@ -123,6 +123,16 @@ errors! {
         ["there is no folder for prepared data: neither PIPE_CACHE, XDG_CACHE_HOME nor HOME is set"]
         hint ["choose a folder with PIPE_CACHE"];
 
+    ListensOpenly { address: String, port: u16 } => Usage,
+        ["pipe ui sends its pages and its token unencrypted, and {address} is reached over the network"]
+        hint ["leave out --listen and use an SSH tunnel: `ssh -L {port}:127.0.0.1:{port} HOST`; or put a proxy with TLS \
+          in front and name its address: --proxy https://NAME"];
+    ProxyAddress { address: String } => Usage,
+        ["{address:?} is not the address of a proxy with TLS"]
+        hint ["use https:// and a host, without a path: --proxy https://pipe.example.org"];
+    Listen { address: String, source: io::Error } => Unavailable,
+        ["cannot listen at {address}: {source}"]
+        hint ["choose another address with --listen, such as 127.0.0.1:0 for any free port"];
     NoEngine { reason: String, hint: String } => Unavailable,
         ["no container engine answers: {reason}"]
         hint ["{hint}"];

@@ -17,6 +17,7 @@ mod report;
 mod run;
 mod system;
 mod track;
+mod ui;
 
 use std::process::ExitCode;
 

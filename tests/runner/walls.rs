@@ -15,6 +15,7 @@ pub const CRATES: [&str; 7] =
 
 /// A dependency, and the only part of the sources that may name it.
 const DEPENDENCIES: &[(&str, &[&str])] = &[
+    ("axum", &["pipe/ui"]),
     ("bollard", &["pipe/engine/docker"]),
     ("clap", &["pipe/cli", "pipe-trainer/cli"]),
     ("clap_complete", &["pipe/cli"]),

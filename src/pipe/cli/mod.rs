@@ -12,7 +12,9 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use machine::{ImageCommand, LedgerCommand, ManArgs, PruneArgs};
 use pipe_spec::PipeExit;
 use pipeline::{CheckArgs, InitArgs, PlanArgs, PredictArgs, RunArgs, StartArgs};
-use runs::{AttachArgs, DiffArgs, LogsArgs, LsArgs, ReportArgs, ReproduceArgs, ResumeArgs, RmArgs, ShowArgs, StopArgs};
+use runs::{
+    AttachArgs, DiffArgs, LogsArgs, LsArgs, ReportArgs, ReproduceArgs, ResumeArgs, RmArgs, ShowArgs, StopArgs, UiArgs,
+};
 use tracing::level_filters::LevelFilter;
 use tracing_log::{AsLog, LogTracer};
 use tracing_subscriber::EnvFilter;
@@ -49,7 +51,7 @@ container daemon, PIPE_ENGINE_WAIT the seconds to wait for a daemon that stopped
 const GROUPS: [(&str, &[&str]); 5] = [
     ("Start here", &["init", "check", "plan", "run"]),
     ("Run", &["fit", "tune", "predict", "stop", "resume", "rm"]),
-    ("Watch", &["ls", "show", "attach", "logs"]),
+    ("Watch", &["ls", "show", "attach", "logs", "ui"]),
     ("Understand", &["report", "diff", "reproduce"]),
     ("Machine", &["doctor", "image", "prune", "ledger", "schema", "completions", "man", "help"]),
 ];
@@ -93,6 +95,9 @@ enum Command {
     Resume(ResumeArgs),
     /// Print the log of an attempt
     Logs(LogsArgs),
+    /// Show every run in a browser, live
+    #[command(after_help = "It prints an address with a token, which lets one person in.")]
+    Ui(UiArgs),
     /// Remove runs with their folders and containers
     Rm(RmArgs),
     /// Search for good settings in trials, with a storage for Optuna
@@ -223,6 +228,7 @@ fn dispatch(command: Command, quiet: bool) -> Result<(), Error> {
         Command::Stop(args) => command::stop::run(&args.runs, args.now, Output::new(false, quiet)),
         Command::Resume(args) => command::resume::run(&args.options(quiet)),
         Command::Logs(args) => command::logs::run(&args.options()),
+        Command::Ui(args) => command::ui::run(args.options()),
         Command::Rm(args) if args.left_behind => command::rm::left_behind(),
         Command::Rm(args) => command::rm::run(&args.runs, args.force),
         Command::Image(ImageCommand::Build { dockerfile, json }) => {

@@ -1,15 +1,18 @@
 //! Arguments of the commands that take runs.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
-use pipe_spec::Status;
+use pipe_spec::{Status, Variables};
 
 use crate::command;
 use crate::report::Output;
-use crate::run::{Filter, Since};
+use crate::run::{Filter, Since, runs_folder};
 use crate::system::clock::now;
+use crate::system::files::absolute;
+use crate::ui::UiOptions;
 
 #[derive(Args)]
 pub struct LsArgs {
@@ -188,4 +191,28 @@ pub struct RmArgs {
     /// hold
     #[arg(long)]
     pub force: bool,
+}
+
+#[derive(Args)]
+pub struct UiArgs {
+    /// Listen at this address instead of 127.0.0.1:7473; port 0 is any free one
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    listen: Option<SocketAddr>,
+    /// The address of a proxy with TLS in front: https://pipe.example.org; required to listen beyond this machine
+    #[arg(long, value_name = "URL")]
+    proxy: Option<String>,
+    /// Show runs, and let nobody start, stop, resume or remove one
+    #[arg(long)]
+    read_only: bool,
+    /// Open the address in a browser
+    #[arg(long)]
+    open: bool,
+}
+
+impl UiArgs {
+    pub fn options(self) -> UiOptions {
+        let Self { listen, proxy, read_only, open } = self;
+        let runs = absolute(&runs_folder());
+        UiOptions { listen, proxy, read_only, open, runs, variables: Variables::of_process(None) }
+    }
 }

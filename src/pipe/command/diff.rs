@@ -1,9 +1,7 @@
 //! `pipe diff`: two runs beside each other. That they differ is an answer and no error.
 
-use pipe_spec::text::count;
-
 use crate::error::Error;
-use crate::report::compare::{Comparison, Curves, Files};
+use crate::report::compare::{Comparison, Files};
 use crate::report::{Table, print, print_json};
 use crate::run;
 use crate::run::lock::Effect;
@@ -42,8 +40,8 @@ pub fn run(first: &str, second: &str, json: bool) -> Result<(), Error> {
         differing.iter().for_each(|row| rows.row(row.clone()));
         rows
     });
-    print(&curves(&comparison.curves));
-    print(&model(comparison.model.as_ref()));
+    print(&comparison.curves.sentence());
+    print(&Files::sentence(comparison.model.as_ref()));
     Ok(())
 }
 
@@ -70,32 +68,4 @@ fn results(comparison: &Comparison) -> Vec<Vec<String>> {
     }
     let rows = names.into_iter().map(|name| vec![name.clone(), value(&first, name), value(&second, name)]);
     rows.filter(|row| row[1] != row[2]).collect()
-}
-
-fn curves(curves: &Curves) -> String {
-    let Curves { steps: [first, second], compared, .. } = curves;
-    let counts = if first == second { String::new() } else { format!(" ({} and {second})", count(*first, "step")) };
-    match (curves.first_difference, curves.largest) {
-        _ if *compared == 0 => format!("curves: no step in common{counts}"),
-        (Some(gap), Some(largest)) => format!(
-            "curves: {} in common{counts}; the losses differ from step {} on, most at step {}: by {:.1e}",
-            count(*compared, "step"),
-            gap.step,
-            largest.step,
-            largest.difference
-        ),
-        _ => format!("curves: the losses of {} are the same bit for bit{counts}", count(*compared, "step")),
-    }
-}
-
-fn model(files: Option<&Files>) -> String {
-    match files {
-        None => "model: not exported by both".to_owned(),
-        Some(files) if files.differ.is_empty() => {
-            format!("model: {}, the same bit for bit", count(files.count, "file"))
-        }
-        Some(files) => {
-            format!("model: different files: {} (of {})", files.differ.join(", "), count(files.count, "file"))
-        }
-    }
 }

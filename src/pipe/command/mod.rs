@@ -20,6 +20,7 @@ pub mod run;
 pub mod show;
 pub mod stop;
 pub mod tune;
+pub mod ui;
 
 use pipe_spec::event::Fitted;
 use pipe_spec::text::human_bytes;

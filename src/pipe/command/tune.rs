@@ -6,7 +6,7 @@ use pipe_search::{Journal, Trial, grid_size};
 use pipe_spec::pipeline::WorkKind;
 use pipe_spec::study::{SamplerKind, Study};
 use pipe_spec::text::count;
-use pipe_spec::{Problems, RunFolder, RunState, Status, Variables};
+use pipe_spec::{Problems, RunFolder, Status};
 use serde_json::{Value, json};
 
 use super::print_detached;
@@ -17,7 +17,7 @@ use crate::execute::children;
 use crate::execute::launch::template;
 use crate::execute::single::StartMode;
 use crate::execute::study::trial::Standing;
-use crate::execute::study::{StudyView, directions, space, storage, trial_json};
+use crate::execute::study::{OpenedStudy, directions, space, trial_json};
 use crate::execute::{Plan, drive};
 use crate::input::load::{self, Parsed, ParsedStudy};
 use crate::report::{Output, Reporter, print, print_data, print_json, say};
@@ -170,48 +170,19 @@ pub fn find(wanted: &str) -> Result<Listed, Error> {
     }
 }
 
-/// A study that is there, with its trials.
-struct Opened {
-    study: Study,
-    variables: Variables,
-    trials: Vec<Trial>,
-    state: RunState,
-}
-
-fn open(wanted: &str) -> Result<Opened, Error> {
-    open_found(find(wanted)?)
+fn open(wanted: &str) -> Result<OpenedStudy, Error> {
+    OpenedStudy::open(find(wanted)?)
 }
 
 /// The page of the study in this folder.
 pub fn page(folder: &RunFolder) -> Result<String, Error> {
     let none = || Error::NoRun { wanted: folder.path().display().to_string(), runs: run::runs_folder() };
-    Ok(open_found(Listed::read(folder.path()).ok_or_else(none)?)?.view().page())
+    Ok(OpenedStudy::open(Listed::read(folder.path()).ok_or_else(none)?)?.view().page())
 }
 
-fn open_found(mut found: Listed) -> Result<Opened, Error> {
-    let file = found.folder().resolved();
-    let Some(ParsedStudy { study, variables, .. }) = load::parse_study(&file, &[])? else {
-        return Err(Error::NotStudyRun { id: found.state.id });
-    };
-    // Beside it, wherever its folder was moved.
-    let storage = storage(&study, &found.folder());
-    if let Some(state) = found.state.study_mut() {
-        state.storage.clone_from(&storage);
-    }
-    let journal = Journal::read_if_there(&storage, study.name.as_str())?;
-    let trials = journal.map_or_else(Vec::new, Journal::into_trials);
-    Ok(Opened { study, variables, trials, state: found.state })
-}
-
-impl Opened {
-    fn view(&self) -> StudyView<'_> {
-        StudyView { study: &self.study, trials: &self.trials, state: &self.state }
-    }
-
-    fn trial(&self, number: u64) -> Result<&Trial, Error> {
-        let (id, trials) = (self.state.id.clone(), self.trials.len() as u64);
-        self.trials.get(number as usize).ok_or(Error::NoTrial { id, number, trials })
-    }
+fn trial(study: &OpenedStudy, number: u64) -> Result<&Trial, Error> {
+    let (id, trials) = (study.state.id.clone(), study.trials.len() as u64);
+    study.trials.get(number as usize).ok_or(Error::NoTrial { id, number, trials })
 }
 
 /// Trials that a terminal shows.
@@ -246,7 +217,7 @@ pub fn best(wanted: &str, number: Option<u64>, out: Option<&Path>, json: bool) -
     let view = opened.view();
     let best = view.best();
     let trial = match number {
-        Some(number) => opened.trial(number)?,
+        Some(number) => trial(&opened, number)?,
         None => *best.first().ok_or_else(|| view.no_best())?,
     };
     if json {
@@ -295,7 +266,7 @@ pub fn export(wanted: &str, format: Format, out: Option<&Path>) -> Result<(), Er
     }
 }
 
-fn csv(opened: &Opened) -> String {
+fn csv(opened: &OpenedStudy) -> String {
     let metrics = opened.study.objectives.iter().map(|objective| objective.metric.clone());
     let settings: Vec<String> = opened.study.parameters.iter().map(|parameter| parameter.name.clone()).collect();
     let attributes =

@@ -16,7 +16,7 @@ use text::visible_json;
 
 pub use result::{ResultFiles, answer_lines, class_table, metrics_table, result_lines};
 pub use table::{Table, attempts_table, duration, stages_table, steps};
-pub use terminal::{ChildLine, FetchProgress, Output, Reporter};
+pub use terminal::{ChildLine, FetchProgress, Output, Pace, Reporter, span};
 pub use text::{bounded, figure, grouped, speed, stdout_columns, times_ranks, visible, visible_line, wrap};
 
 /// Whether this process goes on where stdout cannot be written.

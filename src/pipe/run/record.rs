@@ -43,6 +43,18 @@ pub struct Record {
 
 impl Record {
     pub fn read(folder: &RunFolder) -> Self {
+        Self::read_with(folder, |record| record.read_events(&folder.events()))
+    }
+
+    /// The same with events that were read before, and what could not be read of them.
+    pub fn with_history(folder: &RunFolder, history: History, missing: Vec<String>) -> Self {
+        Self::read_with(folder, |record| {
+            record.history = history;
+            record.missing.extend(missing);
+        })
+    }
+
+    fn read_with(folder: &RunFolder, read_events: impl FnOnce(&mut Self)) -> Self {
         let mut record = Self::default();
         let name = std::path::absolute(folder.path()).ok().and_then(|path| path.file_name().map(ToOwned::to_owned));
         record.id = name.unwrap_or_default().to_string_lossy().into_owned();
@@ -57,7 +69,7 @@ impl Record {
                 record.state.as_ref().map(|state| stage_answers(folder.path(), state)).unwrap_or_default();
             return record;
         }
-        record.read_events(&folder.events());
+        read_events(&mut record);
         let state = record.state.as_ref();
         record.evaluation = state.and_then(|state| result::of_model(folder, state, &record.history));
         record.resolved = record.text(&folder.resolved());

@@ -28,7 +28,7 @@ use crate::system::files::{self, write_whole};
 use crate::system::interrupt::{Interrupts, StopRequest};
 
 pub use propose::{directions, space};
-pub use view::{StudyView, StudyWatcher, trial_json};
+pub use view::{OpenedStudy, StudyView, StudyWatcher, trial_json};
 
 /// How often the runs of the trials are looked at.
 const POLL_INTERVAL: Duration = Duration::from_millis(150);

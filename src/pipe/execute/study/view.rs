@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use pipe_search::{Direction, Trial, TrialState, best};
+use pipe_search::{Direction, Journal, Space, Trial, TrialState, best};
 use pipe_spec::pipeline::Gpus;
 use pipe_spec::run::StageStatus;
 use pipe_spec::study::Study;
@@ -14,12 +14,12 @@ use pipe_spec::{RunState, Status, Variables};
 use serde_json::{Value, json};
 
 use super::trial::{self, Standing};
-use super::{directions, importances_of, space};
+use super::{directions, importances_of, space, storage};
 use crate::engine::registry;
 use crate::error::Error;
 use crate::execute::children::Watcher;
-use crate::input::load;
-use crate::report::html::StudyPage;
+use crate::input::load::{self, ParsedStudy};
+use crate::report::html::{StudyPage, study_body, study_page};
 use crate::report::{ChildLine, Reporter, Table, duration, figure, print_json_line};
 use crate::run::{self, Listed};
 use crate::system::clock::now;
@@ -27,6 +27,44 @@ use crate::system::files;
 
 /// The pipeline of the best trial, in the folder of the study.
 pub const BEST: &str = "best.yaml";
+
+/// A study that is there, with its trials.
+pub struct OpenedStudy {
+    pub study: Study,
+    pub variables: Variables,
+    pub trials: Vec<Trial>,
+    pub state: RunState,
+}
+
+impl OpenedStudy {
+    pub fn open(found: Listed) -> Result<Self, Error> {
+        Self::open_up_to(u64::MAX, found)
+    }
+
+    /// The same where its storage has at most `limit` bytes.
+    pub fn open_up_to(limit: u64, mut found: Listed) -> Result<Self, Error> {
+        let file = found.folder().resolved();
+        let Some(ParsedStudy { study, variables, .. }) = load::parse_study(&file, &[])? else {
+            return Err(Error::NotStudyRun { id: found.state.id });
+        };
+        // Beside it, wherever its folder was moved.
+        let storage = storage(&study, &found.folder());
+        if let Some(state) = found.state.study_mut() {
+            state.storage.clone_from(&storage);
+        }
+        let size = std::fs::metadata(&storage).map_or(0, |file| file.len());
+        if size > limit {
+            return Err(Error::TooLarge { path: storage, size, limit });
+        }
+        let journal = Journal::read_if_there(&storage, study.name.as_str())?;
+        let trials = journal.map_or_else(Vec::new, Journal::into_trials);
+        Ok(Self { study, variables, trials, state: found.state })
+    }
+
+    pub fn view(&self) -> StudyView<'_> {
+        StudyView { study: &self.study, trials: &self.trials, state: &self.state }
+    }
+}
 
 pub struct StudyView<'a> {
     pub study: &'a Study,
@@ -181,30 +219,39 @@ impl StudyView<'_> {
     }
 
     pub fn page(&self) -> String {
-        let objectives: Vec<_> = self
-            .study
-            .objectives
-            .iter()
-            .zip(directions(self.study))
-            .map(|(objective, direction)| (objective.metric.clone(), direction))
-            .collect();
+        study_page(&self.shown(&self.objectives(), &space(self.study), |run| format!("../{run}/report.html")))
+    }
+
+    /// The content of the page, with other addresses of the pages of its runs.
+    pub fn body(&self, link: fn(&str) -> String) -> String {
+        study_body(&self.shown(&self.objectives(), &space(self.study), link))
+    }
+
+    fn objectives(&self) -> Vec<(String, Direction)> {
+        let names = self.study.objectives.iter().map(|objective| objective.metric.clone());
+        names.zip(directions(self.study)).collect()
+    }
+
+    fn shown<'a>(
+        &'a self,
+        objectives: &'a [(String, Direction)],
+        space: &'a Space,
+        link: fn(&str) -> String,
+    ) -> StudyPage<'a> {
         let id = &self.state.id;
-        let best_file = crate::run::folder_of(id).path().join(BEST);
-        crate::report::html::study_page(&StudyPage {
+        let best_file = Some(crate::run::folder_of(id).path().join(BEST)).filter(|file| file.is_file());
+        let near = |file: &Path| Some(from_here(file)).filter(|file| file.is_relative());
+        StudyPage {
             name: id,
             status: self.state.status.name(),
-            objectives: &objectives,
-            space: &space(self.study),
+            objectives,
+            space,
             trials: self.trials,
             importances: importances_of(self.study, self.trials),
             budget: self.budget(),
-            best_file: Some(best_file)
-                .filter(|file| file.is_file())
-                .map(|file| {
-                    Some(from_here(&file)).filter(|file| file.is_relative()).unwrap_or(Path::new(id).join(BEST))
-                })
-                .map(|file| file.display().to_string()),
-        })
+            best_file: best_file.map(|file| near(&file).unwrap_or(Path::new(id).join(BEST)).display().to_string()),
+            link,
+        }
     }
 
     /// For scripts.

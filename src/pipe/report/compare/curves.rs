@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use pipe_spec::RunFolder;
 use pipe_spec::event::{Eval, Step};
+use pipe_spec::text::count;
 use serde::Serialize;
 
 use crate::run::{Record, losses};
@@ -39,6 +40,23 @@ pub struct Gap {
 }
 
 impl Curves {
+    /// How far the curves agree, in a sentence.
+    pub fn sentence(&self) -> String {
+        let Self { steps: [first, second], compared, .. } = self;
+        let counts = if first == second { String::new() } else { format!(" ({} and {second})", count(*first, "step")) };
+        match (self.first_difference, self.largest) {
+            _ if *compared == 0 => format!("curves: no step in common{counts}"),
+            (Some(gap), Some(largest)) => format!(
+                "curves: {} in common{counts}; the losses differ from step {} on, most at step {}: by {:.1e}",
+                count(*compared, "step"),
+                gap.step,
+                largest.step,
+                largest.difference
+            ),
+            _ => format!("curves: the losses of {} are the same bit for bit{counts}", count(*compared, "step")),
+        }
+    }
+
     pub fn compare(first: &Record, second: &Record) -> Self {
         let (first, second) = (&first.history, &second.history);
         let eval = eval_difference(&first.evals, &second.evals);

@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use pipe_spec::pipeline::LossUnit;
-use pipe_spec::text::human_bytes;
+use pipe_spec::text::{count, human_bytes};
 use pipe_spec::{Attempt, Cause, Outcome, Pipeline, RunFolder, Variables, variables};
 use serde::Serialize;
 use serde_json::Value;
@@ -86,6 +86,19 @@ pub struct Files {
 }
 
 impl Files {
+    /// Whether the exported models are the same, in a sentence.
+    pub fn sentence(files: Option<&Self>) -> String {
+        match files {
+            None => "model: not exported by both".to_owned(),
+            Some(files) if files.differ.is_empty() => {
+                format!("model: {}, the same bit for bit", count(files.count, "file"))
+            }
+            Some(files) => {
+                format!("model: different files: {} (of {})", files.differ.join(", "), count(files.count, "file"))
+            }
+        }
+    }
+
     /// Nothing where one of the folders has no files.
     pub fn compare(first: &Path, second: &Path) -> Option<Self> {
         let mut digests = Digests::load();

@@ -61,10 +61,16 @@ impl Axis {
 
     /// From 0 to `last` in whole numbers: steps, or numbers of trials.
     pub fn counted(last: f64) -> Self {
-        let high = last.max(1.0);
-        let step = nice_step(high / 5.0).max(1.0);
-        let ticks = (0..=(high / step).floor() as i64).map(|count| count as f64 * step);
-        Self::linear(0.0, high, ticks.map(|value| (value, tick_label(value, step))).collect())
+        Self::counted_between(0.0, last)
+    }
+
+    /// From `low` to `high`, which is at least one more, in whole numbers.
+    pub fn counted_between(low: f64, high: f64) -> Self {
+        let high = high.max(low + 1.0);
+        let step = nice_step((high - low) / 5.0).max(1.0);
+        let (first, last) = ((low / step).ceil() as i64, (high / step).floor() as i64);
+        let ticks = (first..=last).map(|count| count as f64 * step);
+        Self::linear(low, high, ticks.map(|value| (value, tick_label(value, step))).collect())
     }
 
     /// Shares from 0 to 1.
@@ -177,6 +183,14 @@ impl Axis {
         match self.scale {
             Scale::Linear { low, high } | Scale::Log { low, high } => i8::from(number > high) - i8::from(number < low),
             Scale::Categories(_) => 0,
+        }
+    }
+
+    /// The lowest and the highest number of a linear axis.
+    pub fn ends(&self) -> Option<(f64, f64)> {
+        match self.scale {
+            Scale::Linear { low, high } => Some((low, high)),
+            Scale::Log { .. } | Scale::Categories(_) => None,
         }
     }
 

@@ -86,6 +86,13 @@ impl Frame {
         write!(svg, "<text class=\"end\" x=\"{RIGHT}\" y=\"{}\">{name}</text>", HEIGHT - 7.0).ok();
     }
 
+    /// The ends of both axes, for a script.
+    pub fn scale(&self, svg: &mut String) {
+        let (Some((x0, x1)), Some((y0, y1))) = (self.x.ends(), self.y.ends()) else { return };
+        write!(svg, "<rect class=\"scale\" data-x=\"{x0} {x1}\" data-y=\"{y0} {y1}\" x=\"{LEFT}\" y=\"{TOP}\" ").ok();
+        write!(svg, "width=\"{}\" height=\"{}\"/>", RIGHT - LEFT, BOTTOM - TOP).ok();
+    }
+
     /// A dashed line at a value of `y`, with its name under it; over it near the axis `x`.
     pub fn level(&self, svg: &mut String, name: &str, value: f64) {
         let (y, name) = (self.down(self.y.at(value)), escape(name));

@@ -7,8 +7,9 @@ use super::chart::{BOTTOM, Frame, Point, TOP, empty, figure};
 use super::markup::escape;
 use crate::report::figure as number;
 
-/// Points of a curve, at most.
+/// Points of a curve, at most; where their values are beside them, fewer.
 const MAX_POINTS: usize = 1000;
+const MAX_VALUES: usize = 400;
 /// From this many points on, noise hides a curve.
 const NOISY_POINTS: usize = 200;
 /// Names of attempts that are closer than this would cover each other.
@@ -16,6 +17,29 @@ const NAME_WIDTH: f64 = 36.0;
 
 /// The legend of long curves.
 pub const RUNNING_MEAN_NOTE: &str = "light: each step; dark: running mean";
+
+/// The part of curves that is drawn, and how.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct View {
+    /// The first and the last step; all steps where it is absent.
+    pub steps: Option<(f64, f64)>,
+    pub smoothing: Smoothing,
+    /// Whether the values are written beside the drawing, for a script that shows the one under the pointer.
+    pub values: bool,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Smoothing {
+    /// A running mean over long curves that are noisy.
+    #[default]
+    Some,
+    None,
+    /// A mean over five times as many points, also over short curves.
+    Strong,
+}
+
+/// Points from which on a strong mean is drawn.
+const FEW_POINTS: usize = 10;
 
 /// Curves over steps.
 pub struct Chart {
@@ -82,11 +106,12 @@ impl Chart {
     }
 
     /// The figure, or a line that says that there is nothing to show.
-    pub fn svg(&self) -> String {
-        let all = || self.curves.iter().flat_map(|curve| &curve.points);
+    pub fn draw(&self, view: &View) -> String {
+        let all = || self.curves.iter().flat_map(|curve| curve.within(view));
         let title = escape(&self.title);
         if all().next().is_none() {
-            return empty(&self.key, &title, "Nothing was recorded.");
+            let why = if view.steps.is_some() { "Nothing in these steps." } else { "Nothing was recorded." };
+            return empty(&self.key, &title, why);
         }
         let heights = || all().map(|point| point.1).chain(self.levels.iter().map(|level| level.1));
         let low = heights().fold(f64::INFINITY, f64::min);
@@ -96,19 +121,45 @@ impl Chart {
         let low = if low > 0.0 && from_zero { 0.0 } else { low };
         let high = if high < 0.0 && low == high { 0.0 } else { high };
         let y = Axis::around(low, high, self.unit);
-        let ends = all().map(|point| point.0).chain(self.attempts.iter().map(|attempt| attempt.step));
-        let x = Axis::counted(ends.fold(0.0, f64::max));
+        let is_seen = |step: f64| view.steps.is_none_or(|(first, last)| (first..=last).contains(&step));
+        let attempts: Vec<&AttemptLine> = self.attempts.iter().filter(|attempt| is_seen(attempt.step)).collect();
+        let ends = all().map(|point| point.0).chain(attempts.iter().map(|attempt| attempt.step));
+        let x = match view.steps {
+            Some((first, last)) => Axis::counted_between(first, ends.fold(first, f64::max).min(last)),
+            None => Axis::counted(ends.fold(0.0, f64::max)),
+        };
         let frame = Frame { x, y, name: "step".to_owned(), lane: false };
         let mut svg = String::new();
+        if self.unit == Unit::Bytes {
+            self.bands(&mut svg, &frame);
+        }
         frame.axes(&mut svg);
-        for (index, attempt) in self.attempts.iter().enumerate() {
+        for (index, attempt) in attempts.iter().enumerate() {
             let across = |attempt: &AttemptLine| frame.across(frame.x.at(attempt.step));
-            let beside = |other: &&AttemptLine| (across(other) - across(attempt)).abs() < NAME_WIDTH;
-            attempt.draw(&mut svg, across(attempt), self.attempts[..index].iter().filter(beside).count());
+            let beside = |other: &&&AttemptLine| (across(other) - across(attempt)).abs() < NAME_WIDTH;
+            attempt.draw(&mut svg, across(attempt), attempts[..index].iter().filter(beside).count());
         }
         self.levels.iter().for_each(|(name, height)| frame.level(&mut svg, name, *height));
-        self.curves.iter().for_each(|curve| curve.draw(&mut svg, &frame));
+        self.curves.iter().for_each(|curve| curve.draw(&mut svg, &frame, view));
+        if view.values {
+            frame.scale(&mut svg);
+        }
         figure(&self.key, &title, &format!("{title} over steps"), &svg, "")
+    }
+
+    /// Every second attempt as a band behind the curves.
+    fn bands(&self, svg: &mut String, frame: &Frame) {
+        let ends = self.attempts.iter().skip(1).map(|attempt| attempt.step).chain([f64::INFINITY]);
+        for (attempt, end) in
+            self.attempts.iter().zip(ends).skip(1).step_by(2).filter(|(attempt, _)| attempt.run.is_none())
+        {
+            let across = |step: f64| frame.across(if step.is_finite() { frame.x.at(step) } else { 1.0 });
+            let (left, width) = (across(attempt.step), across(end) - across(attempt.step));
+            let height = BOTTOM - TOP;
+            write!(svg, "<rect class=\"band\" x=\"{left:.1}\" y=\"{TOP}\" width=\"{width:.1}\" height=\"{height}\">")
+                .ok();
+            write!(svg, "<title>attempt {}</title></rect>", escape(&attempt.name)).ok();
+        }
     }
 }
 
@@ -132,16 +183,36 @@ impl Curve {
         self.look == Look::Noisy && self.points.len() >= NOISY_POINTS
     }
 
-    fn draw(&self, svg: &mut String, frame: &Frame) {
-        let points = thin(&self.points, MAX_POINTS);
+    /// The points of the steps that are drawn, which are in order.
+    fn within(&self, view: &View) -> &[Point] {
+        let Some((first, last)) = view.steps else { return &self.points };
+        let begin = self.points.partition_point(|point| point.0 < first);
+        let end = self.points.partition_point(|point| point.0 <= last);
+        self.points.get(begin..end).unwrap_or_default()
+    }
+
+    fn draw(&self, svg: &mut String, frame: &Frame, view: &View) {
+        let within = self.within(view);
+        let points = thin(within, if view.values { MAX_VALUES } else { MAX_POINTS });
         let dots = self.look == Look::Dots || points.len() == 1;
-        let faint = self.is_faint();
-        write!(svg, "<g class=\"curve {}\"><title>{}</title>", style(self.style), escape(&self.name)).ok();
+        let (faint, share) = match view.smoothing {
+            Smoothing::Some => (self.look == Look::Noisy && within.len() >= NOISY_POINTS, 100),
+            Smoothing::None => (false, 100),
+            Smoothing::Strong => (self.look == Look::Noisy && within.len() >= FEW_POINTS, 20),
+        };
+        let name = escape(&self.name);
+        write!(svg, "<g class=\"curve {}\"", style(self.style)).ok();
+        if view.values {
+            let list = |value: &dyn Fn(&Point) -> String| points.iter().map(value).collect::<Vec<_>>().join(" ");
+            let (steps, values) = (list(&|point| point.0.to_string()), list(&|point| short_exact(point.1)));
+            write!(svg, " data-name=\"{name}\" data-steps=\"{steps}\" data-values=\"{values}\"").ok();
+        }
+        write!(svg, "><title>{name}</title>").ok();
         if !dots {
             frame.polyline(svg, if faint { " class=\"faint\"" } else { "" }, &points);
         }
         if faint {
-            frame.polyline(svg, "", &thin(&running_mean(&self.points), MAX_POINTS / 4));
+            frame.polyline(svg, "", &thin(&running_mean(within, within.len() / share), MAX_POINTS / 4));
         }
         if dots || self.look == Look::Marked {
             for (step, height) in points {
@@ -175,9 +246,14 @@ pub fn thin(points: &[Point], most: usize) -> Vec<Point> {
     kept
 }
 
-/// The mean of what lies around each point, a fiftieth of the curve; narrower at its beginning, where curves are steep.
-fn running_mean(points: &[Point]) -> Vec<Point> {
-    let reach = points.len() / 100;
+/// A number to seven digits.
+fn short_exact(value: f64) -> String {
+    let rounded: f64 = format!("{value:.6e}").parse().unwrap_or(value);
+    if (1e-4..1e12).contains(&rounded.abs()) || rounded == 0.0 { rounded.to_string() } else { format!("{rounded:e}") }
+}
+
+/// The mean of as many points on each side; of fewer at the beginning, where curves are steep.
+fn running_mean(points: &[Point], reach: usize) -> Vec<Point> {
     let mut sums = vec![0.0];
     for point in points {
         sums.push(sums[sums.len() - 1] + point.1);
@@ -210,7 +286,8 @@ mod tests {
 
     #[test]
     fn a_chart_has_its_parts() {
-        let svg = chart((1..=5000).map(|step| (f64::from(step), 1.0 / f64::from(step))).collect()).svg();
+        let svg =
+            chart((1..=5000).map(|step| (f64::from(step), 1.0 / f64::from(step))).collect()).draw(&View::default());
         assert!(svg.contains("<title>Loss over steps</title>") && svg.contains("&lt;b&gt;&amp;&quot;"));
         assert_eq!((svg.matches("<polyline").count(), svg.matches("class=\"mark\"").count()), (2, 2));
         assert!(svg.len() < 20_000 && !svg.contains("NaN") && !svg.contains("inf"), "{}", svg.len());
@@ -221,7 +298,7 @@ mod tests {
         let mut chart = chart((1..=100).map(|step| (f64::from(step), 1.0)).collect());
         let mark = |step, run| AttemptLine { step, name: "1-3".to_owned(), run: Some(("a<b".to_owned(), run)) };
         chart.attempts = vec![mark(0.0, 0), mark(0.0, 1), mark(60.0, 1)];
-        let svg = chart.svg();
+        let svg = chart.draw(&View::default());
         assert!(svg.contains("class=\"mark own c1 d1\"") && svg.contains("attempt 1-3 of a&lt;b begins"), "{svg}");
         let positions: Vec<&str> =
             svg.split("\" y=\"14\">1-3</text>").filter_map(|part| part.rsplit("x=\"").next()).collect();
@@ -231,7 +308,7 @@ mod tests {
     #[test]
     fn an_axis_starts_at_zero_only_where_that_hides_nothing() {
         let first_tick = |heights: [f64; 2]| {
-            let svg = chart(vec![(1.0, heights[0]), (2.0, heights[1])]).svg();
+            let svg = chart(vec![(1.0, heights[0]), (2.0, heights[1])]).draw(&View::default());
             let tick = svg.split("<text class=\"end\"").nth(1).and_then(|text| text.split(['>', '<']).nth(1));
             tick.unwrap_or_default().to_owned()
         };
@@ -251,9 +328,26 @@ mod tests {
 
     #[test]
     fn nothing_and_a_single_point() {
-        assert!(chart(Vec::new()).svg().contains("Nothing was recorded"));
-        let svg = chart(vec![(3.0, 7.0)]).svg();
+        assert!(chart(Vec::new()).draw(&View::default()).contains("Nothing was recorded"));
+        let svg = chart(vec![(3.0, 7.0)]).draw(&View::default());
         assert!(svg.contains("<circle") && !svg.contains("NaN"));
+    }
+
+    #[test]
+    fn a_part_of_the_steps() {
+        let chart = chart((1..=5000).map(|step| (f64::from(step), if step == 1503 { 9.0 } else { 1.0 })).collect());
+        let view = View { steps: Some((1500.0, 1600.0)), values: true, ..View::default() };
+        let svg = chart.draw(&view);
+        assert!(svg.contains("data-steps=\"1500 1501 ") && svg.contains(" 1600\" data-values=\"1 1 1 9 1 "), "{svg}");
+        assert!(svg.contains("class=\"scale\" data-x=\"1500 1600\"") && !svg.contains("class=\"mark\""), "{svg}");
+        let beyond = View { steps: Some((6000.0, 7000.0)), ..view };
+        assert!(chart.draw(&beyond).contains("Nothing in these steps"));
+        // A peak of one step of many stays.
+        let all = chart.draw(&View { values: true, ..View::default() });
+        assert!(all.contains(" 1503 ") && all.contains(" 9 "), "{all}");
+        for (smoothing, want) in [(Smoothing::Some, 2), (Smoothing::None, 1), (Smoothing::Strong, 2)] {
+            assert_eq!(chart.draw(&View { smoothing, ..View::default() }).matches("<polyline").count(), want);
+        }
     }
 
     #[test]

@@ -8,7 +8,7 @@ use pipe_spec::text::{count, human_bytes};
 
 use super::axis::Unit;
 use super::chart::Point;
-use super::curve::{AttemptLine, Chart, Curve, Look};
+use super::curve::{AttemptLine, Chart, Curve, Look, View};
 use crate::run::Record;
 
 /// The colour of evaluations in the figure of the loss, in a whole line.
@@ -90,14 +90,14 @@ pub fn of_all(runs: &[Record]) -> Vec<Chart> {
 }
 
 /// The section of one run: the loss large with the scores beside it, then curves that change; the others are folded away.
-pub fn section(run: &Record) -> String {
+pub fn section(run: &Record, view: &View) -> String {
     let mut charts = charts(run).into_iter();
     let (first, rest) = (charts.next(), charts.collect::<Vec<_>>());
     let has_mean = first.iter().chain(&rest).any(|(chart, _)| chart.has_mean());
-    let first = first.map_or(String::new(), |(chart, _)| chart.svg());
+    let first = first.map_or(String::new(), |(chart, _)| chart.draw(view));
     let (folded, shown): (Vec<_>, Vec<_>) = rest.iter().partition(|(_, is_folded)| *is_folded);
     let draw = |charts: &[&(Chart, bool)]| -> String {
-        let charts: String = charts.iter().map(|(chart, _)| chart.svg()).collect();
+        let charts: String = charts.iter().map(|(chart, _)| chart.draw(view)).collect();
         if charts.is_empty() { charts } else { format!("<div class=\"figures small\">{charts}</div>") }
     };
     let summary = format!("<summary>{}</summary>", count(folded.len(), "more curve"));
@@ -148,8 +148,8 @@ fn is_idle(chart: &Chart) -> bool {
 }
 
 /// The section with a chart for each metric of the evaluations of several runs; empty where there are none.
-pub fn metrics(runs: &[Record]) -> String {
-    let charts: String = of_metrics(runs).iter().map(Chart::svg).collect();
+pub fn metrics(runs: &[Record], view: &View) -> String {
+    let charts: String = of_metrics(runs).iter().map(|chart| chart.draw(view)).collect();
     if charts.is_empty() {
         return charts;
     }

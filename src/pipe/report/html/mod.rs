@@ -5,20 +5,20 @@
 
 mod axis;
 mod chart;
-mod classes;
-mod curve;
-mod examples;
-mod figures;
-mod markup;
-mod memory;
+pub mod classes;
+pub mod curve;
+pub mod examples;
+pub mod figures;
+pub mod markup;
+pub mod memory;
 pub mod run;
-mod stages;
+pub mod stages;
 mod study;
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use curve::{Chart, RUNNING_MEAN_NOTE, style};
+use curve::{RUNNING_MEAN_NOTE, View, style};
 use markup::{escape, table};
 use pipe_spec::Variables;
 use run::{attempts_table, missing, results};
@@ -31,13 +31,14 @@ pub use study::StudyPage;
 /// No browser loads anything for the page, whatever the texts of a run hold.
 const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; img-src data:";
 
-const STYLE: &str = include_str!("page.css");
+/// The style of the pages, and of what `pipe ui` shows.
+pub const STYLE: &str = include_str!("page.css");
 
 /// The page of these runs. `variables` are those that their pipelines may name; no value of one is shown.
 pub fn page(runs: &[Record], variables: &Variables) -> String {
     let (title, body) = match runs {
         [run] => (run.id.clone(), one(run, variables)),
-        _ => (format!("{} runs compared", runs.len()), body(runs)),
+        _ => (format!("{} runs compared", runs.len()), body(runs, &View::default())),
     };
     whole(&title, &body)
 }
@@ -45,6 +46,11 @@ pub fn page(runs: &[Record], variables: &Variables) -> String {
 /// The page of a study.
 pub fn study_page(page: &StudyPage<'_>) -> String {
     whole(page.name, &study::body(page))
+}
+
+/// The content of such a page.
+pub fn study_body(page: &StudyPage<'_>) -> String {
+    study::body(page)
 }
 
 fn whole(title: &str, body: &str) -> String {
@@ -62,7 +68,12 @@ fn whole(title: &str, body: &str) -> String {
 
 fn one(run: &Record, variables: &Variables) -> String {
     if let Some(state) = run.state.as_ref().filter(|state| !state.stages().is_empty()) {
-        return [run::heading(run), stages::section(state, &run.stage_answers), run::files(run)].concat();
+        return [
+            run::heading(run),
+            stages::section(state, &run.stage_answers, |run| format!("../{run}/report.html")),
+            run::files(run),
+        ]
+        .concat();
     }
     [
         run::heading(run),
@@ -70,7 +81,7 @@ fn one(run: &Record, variables: &Variables) -> String {
         examples::mistakes(run),
         examples::retrieved(run),
         examples::generated(run),
-        figures::section(run),
+        figures::section(run, &View::default()),
         run.state.as_ref().map_or(String::new(), run::attempts),
         run::ranks(run),
         memory::section(run, variables),
@@ -81,12 +92,14 @@ fn one(run: &Record, variables: &Variables) -> String {
     .concat()
 }
 
-pub fn body(runs: &[Record]) -> String {
+/// Several runs, one over the other.
+pub fn body(runs: &[Record], view: &View) -> String {
     let mut html = format!("<header><p class=\"kind\">pipe</p><h1>{} runs compared</h1></header>\n", runs.len());
     html.push_str(&legend(runs));
     let of_commands = figures::of_commands(runs);
     let charts = figures::of_all(runs);
-    let charts: String = charts.iter().chain(of_commands.iter().map(|(chart, _)| chart)).map(Chart::svg).collect();
+    let charts: String =
+        charts.iter().chain(of_commands.iter().map(|(chart, _)| chart)).map(|chart| chart.draw(view)).collect();
     writeln!(
         html,
         "<section id=\"curves\"><h2>Curves</h2><p class=\"note\">Circles: eval &middot; dotted, in the colour of a run that \
@@ -94,7 +107,7 @@ pub fn body(runs: &[Record]) -> String {
          <div class=\"figures\">{charts}</div></section>"
     )
     .ok();
-    html.push_str(&figures::metrics(runs));
+    html.push_str(&figures::metrics(runs, view));
     html.push_str(&outcome(runs));
     html.push_str(&settings(runs));
     for run in runs {

@@ -13,13 +13,14 @@ const HEIGHT: usize = 44;
 const GAP_ACROSS: usize = 56;
 const GAP_DOWN: usize = 16;
 
-pub fn section(state: &RunState, answers: &BTreeMap<String, Answer>) -> String {
+/// The section. `link` is the address of the page of a run.
+pub fn section(state: &RunState, answers: &BTreeMap<String, Answer>, link: impl Fn(&str) -> String) -> String {
     let row = |stage: &StageState| {
         let status = stage.status.name();
         let run = stage
             .run
             .as_deref()
-            .map_or("-".to_owned(), |run| format!("<a href=\"../{0}/report.html\">{0}</a>", escape(run)));
+            .map_or("-".to_owned(), |run| format!("<a href=\"{}\">{}</a>", escape(&link(run)), escape(run)));
         vec![
             escape(&stage.name),
             format!("<span class=\"tag {}\">{status}</span>", class(stage)),

@@ -32,6 +32,7 @@ use crate::image::BuildWatcher;
 use crate::run::stage_answers;
 
 pub use bars::FetchProgress;
+pub use pace::{Pace, span};
 pub use view::ChildLine;
 
 /// Characters of a command's line that are shown; its log has all of it.

@@ -51,6 +51,8 @@ pub struct StudyPage<'a> {
     pub budget: String,
     /// The pipeline file with the settings of the best trial.
     pub best_file: Option<String>,
+    /// The address of the page of a run.
+    pub link: fn(&str) -> String,
 }
 
 /// The parameters of the space, and after them those that only trials have: a space may have changed since.
@@ -126,6 +128,7 @@ pub mod samples {
                     .collect(),
                 budget: format!("{} of 100 trials", self.trials.len()),
                 best_file: None,
+                link: |run| format!("../{run}/report.html"),
             }
         }
     }

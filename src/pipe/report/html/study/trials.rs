@@ -80,7 +80,7 @@ fn one(page: &StudyPage<'_>, trial: &Trial) -> String {
     let mut facts: Vec<String> = vec![format!("trial {}", trial.number)];
     facts.extend(seconds(trial).map(duration));
     facts.extend(attribute(trial, "peak_memory").map(|bytes| format!("peak {}", human_bytes(bytes as u64))));
-    facts.extend(run_link(trial));
+    facts.extend(run_link(trial, page.link));
     let mut html = "<div class=\"winner\"><div>".to_owned();
     for ((metric, _), value) in page.objectives.iter().zip(&trial.values) {
         write!(html, "<p class=\"note\">{}</p><p class=\"value\">{}</p>", title(metric), number(*value)).ok();
@@ -186,7 +186,7 @@ fn row(page: &StudyPage<'_>, ranking: &Ranking<'_>, parameters: &[(String, Domai
     cells.push(known(peak(trial)));
     cells.push(known(seconds(trial).map(duration)));
     cells.push(known(attribute(trial, "attempts").map(|attempts| attempts.to_string())));
-    cells.push(known(run_link(trial)));
+    cells.push(known(run_link(trial, page.link)));
     cells.push(known(note(trial).map(|note| prose(&note))));
     cells
 }
@@ -197,12 +197,12 @@ fn peak(trial: &Trial) -> Option<String> {
 }
 
 /// A link to the page of its run; only the name where that is not the name of a folder.
-pub fn run_link(trial: &Trial) -> Option<String> {
+pub fn run_link(trial: &Trial, link: fn(&str) -> String) -> Option<String> {
     let run = text_attribute(trial, "run")?;
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
     let is_folder = run.starts_with(|c: char| c.is_ascii_alphanumeric()) && run.chars().all(plain);
     let name = escape(&bounded(run, RUN));
-    Some(if is_folder { format!("<a href=\"../{}/report.html\">{name}</a>", escape(run)) } else { name })
+    Some(if is_folder { format!("<a href=\"{}\">{name}</a>", escape(&link(run))) } else { name })
 }
 
 /// Why it ended as it did, in a few words, escaped.
@@ -302,7 +302,7 @@ mod tests {
         let mut one = trial(0, 0.5);
         for (run, is_link) in [("a-b_1.2", true), ("../x", false), ("javascript:alert(1)", false), ("", false)] {
             one.user_attrs.insert("run".to_owned(), json!(run));
-            assert_eq!(run_link(&one).is_some_and(|text| text.contains("<a ")), is_link, "{run}");
+            assert_eq!(run_link(&one, str::to_owned).is_some_and(|text| text.contains("<a ")), is_link, "{run}");
         }
     }
 }

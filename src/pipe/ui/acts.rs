@@ -1,0 +1,323 @@
+//! Acts on a run: each as the command would do it, by a `pipe` of its own, and none twice.
+
+use std::process::Stdio;
+use std::sync::{Arc, Mutex};
+
+use pipe_spec::Status;
+use tokio::io::AsyncReadExt;
+
+use super::Ui;
+use super::changes::What;
+use super::door::secret;
+use super::index::Row;
+use super::page::{NotFound, Page, Parts, run_address};
+use super::request::{Params, encode};
+use crate::report::html::markup::escape;
+use crate::report::visible;
+
+/// Acts that are remembered, and bytes of what one of them says.
+const MAX_ACTS: usize = 100;
+const MAX_OUTPUT: u64 = 64 << 10;
+
+/// Something that can be done to a run.
+struct Act {
+    name: &'static str,
+    button: &'static str,
+    /// Whether the run can be in a state for it.
+    fits: fn(Status) -> bool,
+    /// The arguments before the run.
+    before: &'static [&'static str],
+    explanation: &'static str,
+}
+
+const ACTS: [Act; 4] = [
+    Act {
+        name: "stop",
+        button: "Stop",
+        fits: |status| matches!(status, Status::Running | Status::Orphaned),
+        before: &["stop"],
+        explanation: "The trainer saves a checkpoint and ends. The run can be resumed from there.",
+    },
+    Act {
+        name: "stop-now",
+        button: "Stop at once",
+        fits: |status| matches!(status, Status::Running | Status::Orphaned),
+        before: &["stop", "--now"],
+        explanation: "The trainer ends without a checkpoint: the steps since the last one are lost.",
+    },
+    Act {
+        name: "resume",
+        button: "Resume",
+        fits: |status| matches!(status, Status::Stopped | Status::Failed | Status::Orphaned),
+        before: &["resume", "--detach"],
+        explanation: "The run continues in the background from its last checkpoint.",
+    },
+    Act {
+        name: "remove",
+        button: "Remove",
+        fits: |status| !matches!(status, Status::Running | Status::Orphaned),
+        before: &["rm"],
+        explanation: "The folder of the run is deleted, with its checkpoints, its model and its containers. This cannot be undone.",
+    },
+];
+
+/// The acts since the server began.
+#[derive(Default)]
+pub struct Acts(Mutex<Vec<Done>>);
+
+#[derive(Clone)]
+struct Done {
+    number: u64,
+    /// The number of the form that asked for it.
+    form: String,
+    /// The run that it is done to; absent where it starts one.
+    run: Option<String>,
+    command: String,
+    /// Absent while it lasts.
+    end: Option<End>,
+}
+
+#[derive(Clone)]
+struct End {
+    succeeded: bool,
+    output: String,
+}
+
+/// Links to what can be done to a run.
+pub fn buttons(ui: &Ui, row: &Row) -> String {
+    if ui.read_only || !row.is_own {
+        return String::new();
+    }
+    let link = |act: &Act| {
+        let address = format!("act?do={}&run={}", act.name, encode(&row.key));
+        format!("<a class=\"button {}\" href=\"{}\">{}</a>", act.name, escape(&address), act.button)
+    };
+    let links: String = ACTS.iter().filter(|act| (act.fits)(row.status)).map(link).collect();
+    format!("<p class=\"acts\">{links}</p>")
+}
+
+fn find(params: &Params) -> Result<&'static Act, String> {
+    let name = params.get("do").unwrap_or_default();
+    ACTS.iter().find(|act| act.name == name).ok_or_else(|| format!("There is nothing called {name:?} to do."))
+}
+
+/// Arguments of the command. A name that begins like an option is none.
+fn arguments(act: &Act, key: &str) -> Vec<String> {
+    let run = ["--", key];
+    act.before.iter().copied().chain(run).map(str::to_owned).collect()
+}
+
+fn shown_command(act: &Act, key: &str) -> String {
+    let words: Vec<&str> = ["pipe"].into_iter().chain(act.before.iter().copied()).collect();
+    format!("{} {key}", words.join(" "))
+}
+
+/// The page that asks whether it is meant.
+pub fn ask(ui: &Ui, params: &Params) -> Result<String, NotFound> {
+    let act = find(params).map_err(NotFound)?;
+    let row = ui.row(params.get("run").unwrap_or_default())?;
+    check(ui, act, &row).map_err(NotFound)?;
+    let form = secret(8).map_err(|error| NotFound(error.to_string()))?;
+    let mut parts = Parts::new(None);
+    parts.fixed(|| {
+        format!(
+            "<p class=\"crumb\"><a href=\"{0}\">{1}</a></p><header><h1>{2} this run?</h1></header>\
+             <p>{1}: <span class=\"tag {3}\">{3}</span></p><p>{4}</p><pre class=\"command\">{5}</pre>\
+             <form method=\"post\" action=\"act\"><input type=\"hidden\" name=\"form\" value=\"{form}\">\
+             <input type=\"hidden\" name=\"do\" value=\"{6}\"><input type=\"hidden\" name=\"run\" value=\"{1}\">\
+             <p class=\"acts\"><button class=\"{6}\" type=\"submit\">{2}</button> <a class=\"button\" href=\"{0}\">Cancel</a></p></form>",
+            escape(&run_address(&row.key)),
+            escape(&row.key),
+            act.button,
+            row.status.name(),
+            act.explanation,
+            escape(&shown_command(act, &row.key)),
+            act.name,
+        )
+    });
+    Ok(Page { title: act.button, entry: "Runs", events: None }.render(ui, parts))
+}
+
+fn check(ui: &Ui, act: &Act, row: &Row) -> Result<(), String> {
+    if ui.read_only {
+        return Err("This server was started with --read-only: nothing can be done to runs.".to_owned());
+    }
+    if !row.is_own {
+        return Err("The folder of this run has another name than the run in it: no command finds it.".to_owned());
+    }
+    match (act.fits)(row.status) {
+        true => Ok(()),
+        false => Err(format!("{} is {}: it cannot be {}.", row.key, row.status.name(), past(act.name))),
+    }
+}
+
+fn past(name: &str) -> &'static str {
+    match name {
+        "resume" => "resumed",
+        "remove" => "removed",
+        _ => "stopped",
+    }
+}
+
+/// Begins what a form asks for, once however often it is sent; the number of the act.
+pub async fn begin(ui: &Arc<Ui>, params: &Params) -> Result<u64, String> {
+    let (act, key) = (find(params)?, params.get("run").unwrap_or_default());
+    let form = params.get("form").ok_or("The form is not complete.")?;
+    if let Some(known) = ui.acts.of_form(form) {
+        return Ok(known);
+    }
+    let row = ui.row(key).map_err(|NotFound(why)| why)?;
+    check(ui, act, &row)?;
+    let command = shown_command(act, key);
+    start(ui, form, Some(key), command, arguments(act, key))
+}
+
+/// Starts a `pipe` with these arguments, which goes on whoever looks.
+pub fn start(
+    ui: &Arc<Ui>,
+    form: &str,
+    run: Option<&str>,
+    command: String,
+    arguments: Vec<String>,
+) -> Result<u64, String> {
+    let done = Done { number: 0, form: form.to_owned(), run: run.map(str::to_owned), command, end: None };
+    let (number, is_new) = ui.acts.add(done)?;
+    if is_new {
+        let ui = ui.clone();
+        tokio::spawn(async move {
+            let end = carry_out(&ui, &arguments).await;
+            ui.acts.end(number, end);
+            let news = [(format!("act {number}"), What::Run)].into();
+            ui.changes.news.send(Arc::new(news)).ok();
+        });
+    }
+    Ok(number)
+}
+
+impl Acts {
+    fn of_form(&self, form: &str) -> Option<u64> {
+        let acts = self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        acts.iter().find(|done| done.form == form).map(|done| done.number)
+    }
+
+    /// Its number, and whether it is new: a form that was sent twice is one act.
+    fn add(&self, mut done: Done) -> Result<(u64, bool), String> {
+        let mut acts = self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        if let Some(known) = acts.iter().find(|known| known.form == done.form) {
+            return Ok((known.number, false));
+        }
+        let is_same = |known: &&Done| known.end.is_none() && known.run.is_some() && known.run == done.run;
+        if let Some(lasts) = acts.iter().find(is_same) {
+            return Err(format!("`{}` is still being done.", lasts.command));
+        }
+        done.number = acts.last().map_or(1, |last| last.number + 1);
+        let number = done.number;
+        acts.push(done);
+        let many = acts.len().saturating_sub(MAX_ACTS);
+        acts.drain(..many);
+        Ok((number, true))
+    }
+
+    fn end(&self, number: u64, end: End) {
+        let mut acts = self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        acts.iter_mut().filter(|done| done.number == number).for_each(|done| done.end = Some(end.clone()));
+    }
+
+    fn get(&self, number: u64) -> Option<Done> {
+        let acts = self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        acts.iter().find(|done| done.number == number).cloned()
+    }
+}
+
+async fn carry_out(ui: &Ui, arguments: &[String]) -> End {
+    match pipe(ui, arguments, false).await {
+        Ok((succeeded, output)) => End { succeeded, output },
+        Err(error) => End { succeeded: false, output: error.to_string() },
+    }
+}
+
+/// Runs `pipe` with these arguments: whether it succeeded, and what it printed. With `is_bound` it ends with who waits for it.
+pub async fn pipe(ui: &Ui, arguments: &[String], is_bound: bool) -> std::io::Result<(bool, String)> {
+    let mut command = tokio::process::Command::new(std::env::current_exe()?);
+    command.args(arguments).env("PIPE_RUNS", &ui.runs).env("NO_COLOR", "1");
+    command.kill_on_drop(is_bound).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn()?;
+    let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
+    let (stdout, stderr) = tokio::join!(read(stdout), read(stderr));
+    let status = child.wait().await?;
+    Ok((status.success(), [stdout, stderr].concat()))
+}
+
+async fn read(from: Option<impl tokio::io::AsyncRead + Unpin>) -> String {
+    let Some(mut from) = from else { return String::new() };
+    let mut bytes = Vec::new();
+    (&mut from).take(MAX_OUTPUT).read_to_end(&mut bytes).await.ok();
+    // The rest is read too, so that nothing waits for a reader.
+    tokio::io::copy(&mut from, &mut tokio::io::sink()).await.ok();
+    visible(&String::from_utf8_lossy(&bytes)).into_owned()
+}
+
+/// The page of an act: what it did, or that it lasts.
+pub fn done(ui: &Ui, number: u64, mut parts: Parts) -> Result<String, NotFound> {
+    let Some(done) = ui.acts.get(number) else { return Err(NotFound("Nothing with this number was done.".to_owned())) };
+    parts.live("act", || {
+        let (title, output) = match &done.end {
+            None => ("Working ...".to_owned(), "<p class=\"note\">This page shows when it is done.</p>".to_owned()),
+            Some(end) => (
+                if end.succeeded { "Done" } else { "Not done" }.to_owned(),
+                format!(
+                    "<pre class=\"command {}\">{}</pre>",
+                    if end.succeeded { "" } else { "failed" },
+                    escape(end.output.trim())
+                ),
+            ),
+        };
+        let back = match done.run.as_ref().or(started(&done).as_ref()) {
+            Some(run) => format!("<a class=\"button\" href=\"{}\">{}</a> ", escape(&run_address(run)), escape(run)),
+            None => String::new(),
+        };
+        format!(
+            "<header><h1>{title}</h1></header><pre class=\"command\">{}</pre>{output}<p class=\"acts\">{back}\
+             <a class=\"button\" href=\"./\">All runs</a></p>",
+            escape(&done.command)
+        )
+    });
+    let events = Some(format!("?run={}", encode(&format!("act {number}"))));
+    Ok(Page { title: "Done", entry: "Runs", events }.render(ui, parts))
+}
+
+/// The run that a command has started: the id is the first thing that it prints.
+fn started(done: &Done) -> Option<String> {
+    let output = &done.end.as_ref().filter(|end| end.succeeded)?.output;
+    let is_id = |line: &&str| !line.is_empty() && line.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c));
+    output.lines().map(str::trim).find(is_id).map(str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_form_is_carried_out_once() {
+        let acts = Acts::default();
+        let done = |form: &str, run: &str| Done {
+            number: 0,
+            form: form.to_owned(),
+            run: Some(run.to_owned()),
+            command: "pipe stop a".to_owned(),
+            end: None,
+        };
+        assert_eq!(acts.add(done("1", "a")), Ok((1, true)));
+        assert_eq!(acts.add(done("1", "a")), Ok((1, false)));
+        assert!(acts.add(done("2", "a")).is_err());
+        assert_eq!(acts.add(done("2", "b")), Ok((2, true)));
+        acts.end(1, End { succeeded: true, output: String::new() });
+        assert_eq!(acts.add(done("3", "a")), Ok((3, true)));
+        assert_eq!((acts.of_form("1"), acts.of_form("9")), (Some(1), None));
+    }
+
+    #[test]
+    fn a_name_is_no_option() {
+        assert_eq!(arguments(&ACTS[1], "--left-behind"), ["stop", "--now", "--", "--left-behind"]);
+    }
+}

@@ -1,0 +1,414 @@
+//! `pipe ui` from outside: in a browser, and by requests that no browser would send.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::process::{Child, Command};
+use std::time::{Duration, Instant};
+
+use crate::browser::Browser;
+use crate::harness::{Folder, Needs, Suite};
+use crate::stand_ins::job;
+
+pub fn tests(suite: &mut Suite) {
+    suite.test("ui::nobody_else_is_let_in", Needs::Nothing, nobody_else);
+    suite.test("ui::plain_text_stays_on_this_machine", Needs::Nothing, plain_text);
+    suite.test("ui::a_hostile_folder_harms_its_own_row", Needs::Nothing, hostile);
+    suite.test("ui::read_only_does_nothing", Needs::Nothing, read_only);
+    suite.test("ui::a_study_and_its_trials", Needs::Nothing, study);
+    suite.test("ui::a_run_is_started_once", Needs::Nothing, started);
+    suite.test("ui::many_runs", Needs::Nothing, many_runs);
+    suite.test("ui::in_a_browser", Needs::Chromium, in_a_browser);
+}
+
+/// A server, and its address.
+struct Server {
+    child: Child,
+    address: String,
+    host: String,
+    base: String,
+    cookie: String,
+}
+
+/// An answer of a server.
+struct Got {
+    status: u16,
+    head: String,
+    body: String,
+}
+
+impl Server {
+    fn start(folder: &Folder, more: &[&str]) -> Self {
+        let args = [&["ui", "--listen", "127.0.0.1:0"], more].concat();
+        let mut child = folder.command(&args).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let address = line.trim().to_owned();
+        let (host, path) = address.strip_prefix("http://").unwrap().split_once('/').unwrap();
+        let base = format!("/{}", path.split_once('?').unwrap().0);
+        let mut server = Self { child, host: host.to_owned(), base, address: address.clone(), cookie: String::new() };
+        let welcome = server.get(&format!("/{path}"), &[]);
+        assert_eq!(welcome.status, 200, "{}", welcome.head);
+        let cookie = welcome.head.lines().find_map(|line| line.strip_prefix("set-cookie: ")).unwrap();
+        for part in ["HttpOnly", "SameSite=Strict", &format!("Path={}", server.base)] {
+            assert!(cookie.contains(part), "{cookie}");
+        }
+        server.cookie = cookie.split(';').next().unwrap().to_owned();
+        server
+    }
+
+    fn request(&self, text: &str) -> Got {
+        let mut stream = TcpStream::connect(&self.host).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+        stream.write_all(text.as_bytes()).unwrap();
+        let mut answer = Vec::new();
+        stream.read_to_end(&mut answer).ok();
+        let answer = String::from_utf8_lossy(&answer).into_owned();
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap_or((&answer, ""));
+        let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or(0);
+        Got { status, head: head.to_owned(), body: body.to_owned() }
+    }
+
+    /// A request with these headers alone.
+    fn get(&self, path: &str, headers: &[&str]) -> Got {
+        let headers: String = headers.iter().map(|header| format!("{header}\r\n")).collect();
+        let host =
+            if headers.to_lowercase().contains("host:") { String::new() } else { format!("Host: {}\r\n", self.host) };
+        self.request(&format!("GET {path} HTTP/1.1\r\n{host}Connection: close\r\n{headers}\r\n"))
+    }
+
+    /// A page, for the one who has the cookie.
+    fn page(&self, path: &str) -> Got {
+        self.get(&format!("{}{path}", self.base), &[&format!("Cookie: {}", self.cookie)])
+    }
+
+    fn post(&self, path: &str, form: &str, headers: &[&str]) -> Got {
+        let headers: String = headers.iter().map(|header| format!("{header}\r\n")).collect();
+        self.request(&format!(
+            "POST {}{path} HTTP/1.1\r\nHost: {}\r\nConnection: close\r\nCookie: {}\r\n{headers}Content-Length: {}\r\n\r\n{form}",
+            self.base,
+            self.host,
+            self.cookie,
+            form.len()
+        ))
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.child.kill().ok();
+        self.child.wait().ok();
+    }
+}
+
+fn nobody_else() {
+    let folder = job::folder("fit 5", "");
+    folder.pipe(&["run", "job.yaml", "--engine", "process"]).exits(0);
+    let id = folder.run_folder().file_name().unwrap().to_string_lossy().into_owned();
+    let server = Server::start(&folder, &[]);
+    let (base, cookie) = (&server.base, format!("Cookie: {}", server.cookie));
+    let own = server.page("");
+    assert!(own.status == 200 && own.body.contains(&id), "{}", own.body);
+    for header in [
+        "content-security-policy: default-src 'none'; script-src 'self';",
+        "referrer-policy: same-origin",
+        "x-frame-options: DENY",
+    ] {
+        assert!(own.head.contains(header), "{}", own.head);
+    }
+    assert!(!own.body.contains("<script>") && !own.body.contains("onclick"), "{}", own.body);
+    let origin = format!("Origin: http://{}", server.host);
+    let refused = [
+        ("no cookie", server.get(base, &[])),
+        ("a wrong token", server.get(&format!("{base}?token=0000"), &[])),
+        ("the token of another folder", server.get("/0000/?token=0000", &[&cookie])),
+        ("a wrong cookie", server.get(base, &["Cookie: pipe-ui=0000"])),
+        ("another host", server.get(base, &["Host: evil.example", &cookie])),
+        ("another origin", server.get(base, &[&cookie, "Origin: http://evil.example"])),
+        ("a page of another server", server.get(&format!("{base}events"), &[&cookie, "Sec-Fetch-Site: same-site"])),
+        ("the style without a cookie", server.get(&format!("{base}style.css"), &[])),
+        ("a form of nowhere", server.post("act", &format!("do=remove&run={id}&form=1"), &[])),
+        (
+            "a form of another origin",
+            server.post("act", &format!("do=remove&run={id}&form=1"), &["Origin: http://127.0.0.1:9"]),
+        ),
+    ];
+    for (what, got) in refused {
+        assert!(
+            got.status == 403 && !got.body.contains(&id) && !got.head.contains("set-cookie"),
+            "{what}: {}",
+            got.head
+        );
+    }
+    assert!(folder.run_folder().is_dir());
+    // The same form twice is one act; the second time the run is gone.
+    let form = format!("do=remove&run={id}&form=1");
+    let first = server.post("act", &form, &[&origin]);
+    assert_eq!(
+        (first.status, server.post("act", &form, &[&origin]).head.contains("done/1")),
+        (303, true),
+        "{}",
+        first.head
+    );
+    folder.wait_until("the run is removed", || server.page("done/1").body.contains("removed"));
+    assert!(!server.page("").body.contains(&id));
+    let large = server.post("act", &"x".repeat(66_000), &[&origin]);
+    assert_eq!(large.status, 413, "{}", large.head);
+}
+
+fn plain_text() {
+    let folder = Folder::new();
+    folder.pipe(&["ui", "--listen", "0.0.0.0:0"]).exits(2).says("unencrypted").says("ssh -L");
+    folder.pipe(&["ui", "--listen", "0.0.0.0:0", "--proxy", "http://pipe.example.org"]).exits(2).says("https://");
+}
+
+fn hostile() {
+    let folder = job::folder("fit 5", "");
+    folder.pipe(&["run", "job.yaml", "--engine", "process"]).exits(0);
+    let run = folder.run_folder();
+    let id = run.file_name().unwrap().to_string_lossy().into_owned();
+    let runs = run.parent().unwrap();
+    let bad = "<img src=x onerror=alert(1)>\"'&";
+    let copy = |name: &str| {
+        let copied = Command::new("cp").arg("-a").args([&run, &runs.join(name)]).status().unwrap();
+        assert!(copied.success());
+    };
+    let edit = |name: &str, file: &str, change: &dyn Fn(String) -> String| {
+        let path = runs.join(name).join(file);
+        fs::write(&path, change(fs::read_to_string(&path).unwrap())).unwrap();
+    };
+    copy(bad);
+    let engine = serde_json::to_string(bad).unwrap();
+    edit(bad, "run.json", &|text| {
+        let text = text.replace("\"process\"", &engine).replace("\"status\": \"finished\"", "\"status\": \"failed\"");
+        text.replace("\"error\": null", "\"error\": \"<script>alert(2)</script>\"")
+    });
+    edit(bad, "events.jsonl", &|text| text.replace("\"cpu\"", &engine) + "\u{0}\u{1}{}\n[[[[\n");
+    fs::write(runs.join(bad).join("attempts/01/log.txt"), format!("{bad}\u{1b}[2J\u{202e}</pre><script>\n")).unwrap();
+    fs::create_dir_all(runs.join("empty")).unwrap();
+    fs::create_dir_all(runs.join("fifo")).unwrap();
+    for file in ["run.json", "events.jsonl", "resolved.yaml"] {
+        Command::new("mkfifo").arg(runs.join("fifo").join(file)).status().unwrap();
+    }
+    fs::write(runs.join("fifo/pipeline.yaml"), "x").unwrap();
+    fs::create_dir_all(runs.join("huge")).unwrap();
+    fs::File::create(runs.join("huge/run.json")).unwrap().set_len(1 << 40).unwrap();
+    fs::create_dir_all(runs.join("damaged")).unwrap();
+    fs::write(runs.join("damaged/run.json"), "{").unwrap();
+    std::os::unix::fs::symlink("/dev", runs.join("link")).unwrap();
+    let server = Server::start(&folder, &[]);
+    let list = server.page("");
+    for text in [&id, "run.json is larger", "run.json is damaged", "&lt;img src=x", "&lt;script&gt;alert(2)"] {
+        assert!(list.body.contains(text), "no {text:?} in\n{}", list.body);
+    }
+    let page = server.page("run/%3Cimg%20src%3Dx%20onerror%3Dalert%281%29%3E%22%27%26");
+    assert_eq!(page.status, 200, "{}", page.body);
+    for page in [&list.body, &page.body] {
+        for text in ["<img src=x", "<script>alert", "\u{1b}", "\u{202e}", "</pre><script>"] {
+            assert!(!page.contains(text), "{text:?} is not escaped in\n{page}");
+        }
+    }
+    // No command would find it by the name of its folder, or another run instead.
+    assert!(page.body.contains("Its folder has another name") && !page.body.contains("act?do="), "{}", page.body);
+    for name in ["fifo", "huge", "damaged"] {
+        assert_eq!(server.page(&format!("run/{name}")).status, 200, "{name}");
+    }
+    for path in
+        ["run/..%2F..%2Fetc", "run/nope", "compare?run=nope&run=neither", "compare?run=1", "act?do=fly&run=x", "done/7"]
+    {
+        assert_eq!(server.page(path).status, 404, "{path}");
+    }
+    assert_eq!(server.page(&format!("run/{id}")).status, 200);
+}
+
+fn read_only() {
+    let folder = job::folder("fit 5", "");
+    folder.pipe(&["run", "job.yaml", "--engine", "process"]).exits(0);
+    let id = folder.run_folder().file_name().unwrap().to_string_lossy().into_owned();
+    let server = Server::start(&folder, &["--read-only"]);
+    let page = server.page(&format!("run/{id}")).body;
+    assert!(page.contains("read only") && !page.contains("act?do=") && !page.contains("href=\"start\""), "{page}");
+    let origin = format!("Origin: http://{}", server.host);
+    for (path, form) in
+        [("act", format!("do=remove&run={id}&form=1")), ("start", "step=run&file=job.yaml&form=2".to_owned())]
+    {
+        let got = server.post(path, &form, &[&origin]);
+        assert!(got.status == 409 && got.body.contains("--read-only"), "{path}: {}", got.body);
+    }
+    assert!(folder.run_folder().is_dir());
+}
+
+fn study() {
+    let folder = job::folder("fit 5", "");
+    let program = job::program().display();
+    folder.write(
+        "score.yaml",
+        format!(
+            "version: 1\nname: score\nengine: process\ncommand: {program} command score 2 --x {{vars.x}}\nvars: {{x: 0}}\n\
+             metrics: json\ncontainer: {{gpus: 0}}\n"
+        ),
+    );
+    folder.write(
+        "study.yaml",
+        "version: 1\ntune: search\npipeline: score.yaml\nobjective: {metric: score, direction: minimize}\n\
+         space:\n  vars.x: {low: -2.0, high: 1.8}\nbudget: {trials: 2}\nsampler: random\n",
+    );
+    folder.pipe(&["tune", "run", "study.yaml"]).exits(0);
+    let server = Server::start(&folder, &[]);
+    let list = server.page("").body;
+    assert!(list.contains("2 of 2 trials") && list.matches("<tr id=").count() == 1, "{list}");
+    let trials = server.page("?parts=1").body;
+    assert_eq!(trials.matches("<tr id=").count(), 3, "{trials}");
+    let id = list.split("<tr id=\"row-").nth(1).and_then(|row| row.split('"').next()).unwrap();
+    let page = server.page(&format!("run/{id}")).body;
+    for text in ["id=\"parallel\"", "Parameter importance", "href=\"run/search%2D"] {
+        assert!(page.contains(text), "no {text:?} in\n{page}");
+    }
+}
+
+/// The check and the plan come first, and a form that is sent twice starts one run.
+fn started() {
+    let folder = job::folder("fit 5", "");
+    let server = Server::start(&folder, &[]);
+    let origin = format!("Origin: http://{}", server.host);
+    let wrong = server.post("start", "step=check&file=job.yaml&set=train.bacth%3D1", &[&origin]);
+    assert!(wrong.body.contains("bacth") && !wrong.body.contains("Start this run"), "{}", wrong.body);
+    let checked = server.post("start", "step=check&file=job.yaml&set=engine%3Dprocess", &[&origin]);
+    assert!(checked.body.contains("job.yaml is valid") && checked.body.contains("pipe plan"), "{}", checked.body);
+    let form = checked.body.split("name=\"form\" value=\"").nth(1).and_then(|form| form.split('"').next()).unwrap();
+    let run = format!("step=run&form={form}&file=job.yaml&set=engine%3Dprocess");
+    for _ in 0..2 {
+        let got = server.post("start", &run, &[&origin]);
+        assert!(got.status == 303 && got.head.contains("done/1"), "{}", got.head);
+    }
+    folder.wait_until("the run has started", || server.page("done/1").body.contains("<h1>Done</h1>"));
+    folder.pipe(&["attach"]).exits(0);
+    folder.run_folder();
+}
+
+/// A thousand runs: a page of a hundred of them at once, in little memory.
+fn many_runs() {
+    let folder = job::folder("fit 5", "");
+    folder.pipe(&["run", "job.yaml", "--engine", "process"]).exits(0);
+    let run = folder.run_folder();
+    for at in 0..1000 {
+        let name = format!("copy-20260101-000000-{at:04}");
+        fs::create_dir(run.with_file_name(&name)).unwrap();
+        let state = fs::read_to_string(run.join("run.json"))
+            .unwrap()
+            .replace(run.file_name().unwrap().to_str().unwrap(), &name);
+        fs::write(run.with_file_name(&name).join("run.json"), state).unwrap();
+        fs::hard_link(run.join("events.jsonl"), run.with_file_name(&name).join("events.jsonl")).unwrap();
+    }
+    let server = Server::start(&folder, &[]);
+    let first = server.page("");
+    assert!(first.body.contains("1 to 100 of 1,001") && first.body.matches("<tr id=").count() == 100, "{}", first.body);
+    assert_eq!(server.page("?q=copy+0999").body.matches("<tr id=").count(), 1);
+    assert_eq!(server.page("?page=11").body.matches("<tr id=").count(), 1);
+    let began = Instant::now();
+    assert_eq!(server.page("").status, 200);
+    assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
+    // All of it, the program too.
+    let status = fs::read_to_string(format!("/proc/{}/status", server.child.id())).unwrap();
+    let kib = |name: &str| {
+        status.lines().find_map(|line| line.strip_prefix(name)?.trim().split(' ').next()?.parse::<u64>().ok())
+    };
+    assert!(kib("VmHWM:").unwrap() < 150 << 10, "{status}");
+}
+
+fn in_a_browser() {
+    let folder = job::folder("walk 60 60 8", "train: {batch: 16, effective_batch: 16}\n");
+    let server = Server::start(&folder, &[]);
+    let mut browser = Browser::start(folder.path());
+    browser.look(1280, 900, "light");
+    browser.open(&server.address);
+    browser.wait_for("document.body.innerText.includes('There is no run in')");
+    browser.wait_for("document.querySelector('#live').textContent === 'live'");
+
+    // A live training, seen growing without a reload; its retry too.
+    browser.eval("window.stays = true");
+    let id = folder.pipe(&["run", "job.yaml", "--engine", "process", "--detach"]).exits(0).stdout.trim().to_owned();
+    let row = format!("document.getElementById('row-{id}')");
+    browser.wait_for(&format!("{row}.innerText.includes('running') && window.stays"));
+    browser.click(&format!("[id='row-{id}'] a"));
+    let points = "document.querySelector('#figure-loss [data-steps]').dataset.steps.split(' ').length";
+    browser.wait_for(&format!("{points} > 3"));
+    browser.eval("window.stays = true");
+    let before = browser.eval(points).as_u64().unwrap();
+    browser.wait_for(&format!("{points} > {before} && window.stays"));
+    browser.wait_for("document.querySelector('#log-lines').textContent.includes('step ')");
+    browser.wait_for("document.querySelector('#attempts tbody').rows.length === 2 && window.stays");
+    assert!(
+        browser
+            .eval("document.querySelector('#attempts').innerText")
+            .as_str()
+            .unwrap()
+            .contains("batch 8 instead of 16")
+    );
+
+    // The value under the pointer, and a stretch that is drawn.
+    let [x, y] = browser.middle("#figure-loss .scale");
+    browser.mouse("mouseMoved", x, y);
+    browser.wait_for(
+        "!document.querySelector('#tip').hidden && document.querySelector('#tip').innerText.includes('step ')",
+    );
+    browser.mouse("mousePressed", x - 60.0, y);
+    browser.mouse("mouseMoved", x + 40.0, y);
+    browser.mouse("mouseReleased", x + 40.0, y);
+    browser
+        .wait_for("location.search.includes('from=') && !document.querySelector('.scale').dataset.x.startsWith('0 ')");
+
+    // A kill is seen, and stop and resume are clicked.
+    browser.open(&format!("http://{}{}run/{id}", server.host, server.base));
+    browser.wait_for("document.querySelector('.tag.finished, a.stop')");
+    folder.pipe(&["attach", &id]).exits(0);
+    let slow =
+        ["run", "job.yaml", "--engine", "process", "--set", "container.env.JOB=walk 400 60 16", "--name", "slow"];
+    let running = folder.start(&slow);
+    browser.open(&format!("http://{}{}?q=slow", server.host, server.base));
+    browser.wait_for("document.querySelector('tr.running')");
+    let slow = browser.eval("document.querySelector('tr.running').id.slice(4)").as_str().unwrap().to_owned();
+    browser.click("tr.running a");
+    browser.wait_for(&format!("{points} > 1"));
+    running.kill_alive();
+    browser.wait_for("document.querySelector('.tag.orphaned')");
+    browser.click("a.resume");
+    browser.wait_for("document.querySelector('button.resume')");
+    browser.click("button.resume");
+    browser.wait_for("location.pathname.includes('/done/') && document.querySelector('h1').innerText === 'Done'");
+    browser.click("a.button");
+    browser.wait_for("document.querySelector('.tag.running') && document.querySelector('a.stop')");
+    browser.wait_for("document.querySelector('#attempts tbody').rows.length === 2");
+    browser.click("a.stop");
+    browser.wait_for("document.querySelector('button.stop')");
+    browser.click("button.stop");
+    browser.wait_for("document.querySelector('h1').innerText === 'Done'");
+    assert_eq!(folder.show()["status"], "stopped");
+
+    // Two runs are selected and compared.
+    browser.open(&format!("http://{}{}", server.host, server.base));
+    browser.wait_for("document.querySelectorAll('[name=run]').length === 2");
+    for id in [&id, &slow] {
+        browser.click(&format!("[id='row-{id}'] input"));
+    }
+    browser.wait_for("document.querySelector('#compare button').textContent === 'Compare 2 runs'");
+    browser.click("#compare button");
+    browser.wait_for(
+        "document.querySelector('#verdict') && document.querySelectorAll('#figure-loss g.curve').length === 2",
+    );
+    assert!(
+        browser.eval("document.querySelector('#settings').innerText").as_str().unwrap().contains("container.env.JOB")
+    );
+
+    // Search without a button, and nothing wider than a phone.
+    browser.open(&format!("http://{}{}", server.host, server.base));
+    browser.eval("document.querySelector('[name=q]').focus()");
+    browser.send("Input.insertText", serde_json::json!({ "text": "slow" }));
+    browser.wait_for("document.querySelectorAll('tr[id]').length === 1 && location.search === '?q=slow'");
+    browser.look(390, 800, "dark");
+    for path in [String::new(), format!("run/{id}"), format!("compare?run={id}&run={slow}"), "start".to_owned()] {
+        browser.open(&format!("http://{}{}{path}", server.host, server.base));
+        assert_eq!(browser.eval("document.documentElement.scrollWidth"), 390, "{path}");
+    }
+    assert_eq!(browser.complaints, Vec::<String>::new());
+}
