@@ -127,6 +127,11 @@ pub enum Column {
     },
 }
 
+/// Whether it is tokens, and not what stands beside those of another column.
+pub fn is_counted(name: &str, column: &Column) -> bool {
+    matches!(column, Column::Tokens(_)) && !ALIGNED_COLUMNS.contains(&name)
+}
+
 /// The order of the samples of a step: by their tokens, longest first; samples with as many stay in their order.
 pub fn sort_longest_first(samples: &mut [Sample]) {
     samples.sort_by_key(|sample| Reverse(sample.tokens()));

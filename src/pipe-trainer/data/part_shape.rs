@@ -4,7 +4,7 @@ use pipe_model::memory::{Layout, Lengths, rounded_tokens};
 use tch::{Device, TchError, Tensor};
 
 use super::packing::{PackedRows, PackedSize};
-use super::part::{ALIGNED_COLUMNS, Column, IGNORED, LOSS_WEIGHTS, MASK, Part, Sample};
+use super::part::{ALIGNED_COLUMNS, Column, IGNORED, LOSS_WEIGHTS, MASK, Part, Sample, is_counted};
 use crate::torch;
 
 /// Padding is little up to a part of the rows like this.
@@ -343,11 +343,6 @@ impl PartShape {
             }
         }
     }
-}
-
-/// Whether it is tokens, and not what stands beside those of another column.
-fn is_counted(name: &str, column: &Column) -> bool {
-    matches!(column, Column::Tokens(_)) && !ALIGNED_COLUMNS.contains(&name)
 }
 
 /// Whether two columns have as many tokens in each sample.
