@@ -63,6 +63,8 @@ mod slurm;
 mod small_t5;
 #[path = "training/tune.rs"]
 mod tune;
+#[path = "training/undisturbed.rs"]
+mod undisturbed;
 #[path = "training/weights.rs"]
 mod weights;
 
