@@ -1,4 +1,4 @@
-//! What a pod gets before its job starts: `pipe-job await` is the process that waits for it, and `pipe-job receive`, which `pipe`
+//! The files that a pod gets before its job starts: `pipe-job await` is the process that waits for it, and `pipe-job receive`, which `pipe`
 //! starts beside it, takes the files from stdin.
 //!
 //! `receive --root FOLDER --attempt FOLDER --keep NAMES --ready FILE`: both folders of `--keep`, with commas between them, begin with

@@ -1,4 +1,4 @@
-//! What a pod gives back: `pipe-job files` is the process of the container that has the files of a job, and `pipe-job send`, which
+//! The files that a pod gives back: `pipe-job files` is the process of the container that has the files of a job, and `pipe-job send`, which
 //! `pipe` starts in it, writes to stdout what the job writes.
 //!
 //! `send --folder FOLDER --control FOLDER --streams PATHS --whole NAMES --folders NAMES`: the folder of the attempt; files that grow,
@@ -219,7 +219,7 @@ impl Sender {
         if file.metadata()?.is_file() { Ok(file) } else { Err(io::ErrorKind::InvalidData.into()) }
     }
 
-    /// What was added to a file; one that was cut is sent from its beginning.
+    /// Sends what was added to a file; one that was cut is sent from its beginning.
     fn stream(&mut self, path: &str) -> io::Result<()> {
         let Ok(mut file) = self.open(path) else { return Ok(()) };
         let (length, at) = (file.metadata()?.len(), self.sent.get(path).map_or(0, |(size, _)| *size));

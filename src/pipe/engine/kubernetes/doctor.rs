@@ -13,7 +13,7 @@ use super::section::Pods;
 use super::{allocatable, pod};
 use crate::engine::{Check, CheckStatus, Host};
 
-/// What `pipe` does in a namespace: the group, resource, subresource and verb; and whether runs need it.
+/// The rights that `pipe` uses in a namespace: resource, subresource and verb; and whether runs need it.
 const RIGHTS: [(&str, &str, &str, bool); 10] = [
     ("pods", "", "create", true),
     ("pods", "", "get", true),
@@ -72,7 +72,7 @@ async fn rights(cluster: &Cluster) -> Check {
     }
 }
 
-/// What nodes have for pods, and how much of it is free.
+/// The cards of the nodes, and how many of them are free.
 async fn nodes(cluster: &Cluster, settings: &Pods) -> Check {
     let nodes = match cluster.nodes().await {
         Ok(nodes) => nodes,

@@ -38,7 +38,7 @@ const LOST_TIMEOUT: Duration = Duration::from_secs(20);
 /// Between two tries to carry files to a pod.
 const CARRY_INTERVAL: Duration = Duration::from_secs(2);
 
-/// What the one that follows a job and the one that ends it tell each other.
+/// State shared by the task that follows a job and the handle that ends it.
 #[derive(Default)]
 pub struct Shared {
     /// Why it will never run.
@@ -249,7 +249,7 @@ impl Follower {
             Stage::Runs { node } => {
                 self.say(Source::Engine, format!("pod {} runs on {node}", self.plan.pod), to).await?;
                 self.start_download();
-                // What is complete has ended, and the cluster says so soon.
+                // A job whose files are complete has ended, and the cluster says so soon.
                 return Ok(self.progress.is_complete() && self.since_end() > END_TIMEOUT || self.is_lost(&found));
             }
             Stage::Ended => {
@@ -326,9 +326,9 @@ impl Follower {
         true
     }
 
-    /// What a pod that is gone has left on a volume is given back by another pod.
+    /// Starts another pod that gives back the files that a pod which is gone has left on a volume.
     async fn fetch_from_volume(&mut self, to: &LineSender) -> Result<(), Closed> {
-        // Of a pod that this process never saw, the volume may know more.
+        // The volume may know more of a pod that this process never saw.
         let has_begun = self.download.is_some() || lock(&self.shared.pod).is_none();
         let Some(pod) = self.reader.take().filter(|_| has_begun && lock(&self.shared.refused).is_none()) else {
             return Ok(());

@@ -249,7 +249,7 @@ impl Engine for KubernetesEngine {
             let said = format!("container.gpus is all, and no node is known to have {}", self.settings.gpu_resource);
             return Err(self.refused(said, "give their number: --set container.gpus=1"));
         }
-        // What the cluster would refuse is refused here too, and nothing is made.
+        // A pod that the cluster would refuse is refused here too, and nothing is made.
         let image = image::name(&self.settings, container.image.as_ref()).await?;
         let launch = self.with_cards(&Launch { image: Some(image), ..Launch::example(container, 1) });
         let plan = Plan::new(&launch, &self.settings);
@@ -331,7 +331,7 @@ impl Engine for KubernetesEngine {
                 self.create_secret(&launch, &pod).await?;
                 Ok(FoundJob::Job(self.follow(&launch, plan, read)))
             }
-            // What the job has left on a volume is fetched.
+            // Files that the job has left on a volume are fetched.
             Ok(None) if id.is_some() && self.settings.volume.is_some() => {
                 Ok(FoundJob::Job(self.follow(&launch, plan, read)))
             }
@@ -358,7 +358,7 @@ impl Engine for KubernetesEngine {
         let cluster = Cluster { namespace: namespace.to_owned(), ..self.cluster.clone() };
         cluster.delete_pod(name, 1).await.map_err(Failure::error)?;
         let began = Instant::now();
-        // What a pod of a lost node still writes, nobody reads.
+        // Nobody reads what a pod of a lost node still writes.
         while began.elapsed() < REMOVE_TIMEOUT {
             match cluster.pod(name).await {
                 Ok(Some(_)) => tokio::time::sleep(REMOVE_INTERVAL).await,

@@ -1,4 +1,4 @@
-//! What is carried to the pod of a job and back, and where it lies there. Pure.
+//! The files that are carried to the pod of a job and back, and where it lies there. Pure.
 
 use std::path::{Path, PathBuf};
 

@@ -199,7 +199,7 @@ fn made(run_id: &str, plan: &Plan, settings: &Pods, name: &str, spec: Value) -> 
     })
 }
 
-/// What the pods of a run have in common.
+/// The settings that the pods of a run have in common.
 fn common(settings: &Pods) -> Value {
     let own = |id: u32| if id == 0 { NOBODY } else { id };
     let user = own(rustix::process::getuid().as_raw());
@@ -362,4 +362,111 @@ fn job(launch: &Launch, plan: &Plan, settings: &Pods) -> Value {
         container["workingDir"] = json!(text(folder));
     }
     container
+}
+
+#[cfg(test)]
+mod tests {
+    use pipe_spec::pipeline::{Container, Gpus};
+
+    use super::*;
+    use crate::engine::{Mounts, Resources};
+
+    fn launch() -> Launch {
+        let job =
+            (std::path::PathBuf::from("/r/attempts/01/job"), std::path::PathBuf::from("/run/pipe/attempts/01/job"));
+        Launch {
+            run_id: "demo-1".to_owned(),
+            image: Some("tool:1".to_owned()),
+            args: vec!["--token=sesame".to_owned()],
+            env: [("API_KEY".to_owned(), "hunter2".to_owned())].into(),
+            mounts: Mounts { writable: vec![job.clone()], read_only: vec![("/d/a.csv".into(), "/data/a.csv".into())] },
+            job_folder: job,
+            resources: Resources {
+                gpus: Gpus::Count(2),
+                memory: Some(1 << 30),
+                shm: Some(1 << 20),
+                cpus: Some(1.5),
+                nodes: 1,
+            },
+            ..Launch::example(&Container::default(), 1)
+        }
+    }
+
+    fn described(settings: &Pods) -> Value {
+        let launch = launch();
+        json!(pod(&launch, &Plan::new(&launch, settings), settings).unwrap())
+    }
+
+    #[test]
+    fn secrets_are_in_the_secret_alone() {
+        let text = described(&Pods::default()).to_string();
+        assert!(!text.contains("sesame") && !text.contains("hunter2"), "{text}");
+        let mut made: Pod = serde_json::from_value(described(&Pods::default())).unwrap();
+        made.metadata.uid = Some("u".to_owned());
+        let secret = job_secret(&launch(), &made);
+        let data = secret.data.unwrap();
+        assert_eq!(data["words"].0, b"true\0--token=sesame\0");
+        assert!(String::from_utf8_lossy(&data["env"].0).contains("API_KEY=hunter2\0"));
+        assert_eq!(secret.metadata.owner_references.unwrap()[0].uid, "u");
+    }
+
+    #[test]
+    fn a_pod_may_do_the_least() {
+        let pod = described(&Pods::default());
+        let spec = &pod["spec"];
+        assert_eq!(spec["automountServiceAccountToken"], false);
+        assert_eq!(spec["securityContext"]["seccompProfile"]["type"], "RuntimeDefault");
+        assert_eq!(spec["securityContext"]["runAsNonRoot"], true);
+        assert_ne!(spec["securityContext"]["runAsUser"], 0);
+        let containers = |list: &str| spec[list].as_array().unwrap().clone();
+        let all = [containers("initContainers"), containers("containers")].concat();
+        assert_eq!(all.len(), 3);
+        for container in all {
+            assert_eq!(container["securityContext"], confined(), "{container}");
+            assert_eq!(container["imagePullPolicy"], "IfNotPresent");
+        }
+    }
+
+    #[test]
+    fn the_pipeline_says_what_it_has_and_where_it_lies() {
+        let settings = Pods {
+            volume: Some("claim/training".to_owned()),
+            queue: Some("team-a".to_owned()),
+            time: std::num::NonZeroU32::new(2),
+            priority_class: Some("low".to_owned()),
+            labels: [("team".to_owned(), "a".to_owned())].into(),
+            ..Pods::default()
+        };
+        let pod = described(&settings);
+        let job = &pod["spec"]["containers"][0];
+        let wanted = json!({"cpu": "1500m", "memory": "1073741824", "nvidia.com/gpu": "2"});
+        assert_eq!((&job["resources"]["limits"], &job["resources"]["requests"]), (&wanted, &wanted));
+        let labels = &pod["metadata"]["labels"];
+        assert_eq!(
+            (labels["kueue.x-k8s.io/queue-name"].as_str(), labels["team"].as_str()),
+            (Some("team-a"), Some("a"))
+        );
+        assert_eq!(pod["metadata"]["annotations"][RUN], "demo-1");
+        assert_eq!(
+            (pod["spec"]["activeDeadlineSeconds"].as_u64(), &pod["spec"]["priorityClassName"]),
+            (Some(120), &json!("low"))
+        );
+        let text = pod.to_string();
+        assert!(text.contains(r#""claimName":"training""#) && text.contains(r#""sizeLimit":"1048576""#), "{text}");
+        let mounts = job["volumeMounts"].as_array().unwrap();
+        let data = mounts.iter().find(|mount| mount["mountPath"] == "/data/a.csv").unwrap();
+        assert!(data["readOnly"] == true && data["subPath"].as_str().unwrap().contains("/inputs/"), "{data}");
+    }
+
+    #[test]
+    fn a_secret_holds_a_part_of_the_first_process() {
+        let parts: Vec<Vec<u8>> = program_secrets()
+            .into_iter()
+            .map(|secret| {
+                secret.data.unwrap().into_iter().filter(|(name, _)| name != JOIN).flat_map(|(_, part)| part.0).collect()
+            })
+            .collect();
+        assert_eq!(parts.concat(), first_process::PROGRAM);
+        assert!(parts.iter().all(|part| part.len() + first_process::JOIN.len() < 1 << 20));
+    }
 }

@@ -107,7 +107,7 @@ pub fn is_deleted(pod: &Pod) -> bool {
     pod.metadata.deletion_timestamp.is_some()
 }
 
-/// What is known of the end of a job beside its own record.
+/// The facts about the end of a job beside its own record.
 #[derive(Clone, Debug, Default)]
 pub struct Seen {
     /// The pod as it was last seen.

@@ -15,7 +15,7 @@ use super::client::{Cluster, Failure};
 const FIRST_INTERVAL: Duration = Duration::from_millis(500);
 const LAST_INTERVAL: Duration = Duration::from_secs(30);
 
-/// What is known of a pod.
+/// The state of a pod, as far as it is known.
 #[derive(Clone, Debug, Default)]
 pub struct View {
     /// As it was last seen, also where it is gone.
