@@ -35,6 +35,9 @@ const GONE_TIMEOUT: Duration = Duration::from_secs(3);
 /// How long a pod that is asked to end may give no sign of life.
 const LOST_TIMEOUT: Duration = Duration::from_secs(20);
 
+/// How long a job that has its files may take to begin.
+const BEGIN_TIMEOUT: Duration = Duration::from_secs(60);
+
 /// Between two tries to carry files to a pod.
 const CARRY_INTERVAL: Duration = Duration::from_secs(2);
 
@@ -245,7 +248,11 @@ impl Follower {
                     return Ok(self.refuse(format!("the pod cannot start: {why}")).await);
                 }
             }
-            Stage::Takes => return self.carry(to).await,
+            Stage::Takes => {
+                if self.carry(to).await? {
+                    return Ok(true);
+                }
+            }
             Stage::Runs { node } => {
                 self.say(Source::Engine, format!("pod {} runs on {node}", self.plan.pod), to).await?;
                 self.start_download();
@@ -296,7 +303,8 @@ impl Follower {
         let is_done = self.upload.as_ref().is_some_and(|task| task.0.is_finished());
         if is_done && let Some(mut task) = self.upload.take() {
             match (&mut task.0).await {
-                Ok(Ok(())) => {}
+                // The cluster says soon that the job has begun.
+                Ok(Ok(())) => self.carried = Some(Instant::now() + BEGIN_TIMEOUT),
                 Ok(Err(NotCarried::Unreadable { said })) => {
                     return Ok(self.refuse(format!("its files cannot be carried to the pod: {said}")).await);
                 }

@@ -97,9 +97,9 @@ fn container<'a>(pod: &'a Pod, name: &str) -> Option<&'a ContainerState> {
     found.state.as_ref()
 }
 
-/// Whether the container lives that gives files back.
+/// Whether the container that gives files back runs, or will.
 pub fn gives_files(pod: &Pod) -> bool {
-    container(pod, FILES).is_some_and(|state| state.running.is_some())
+    container(pod, FILES).is_some_and(|state| state.terminated.is_none())
 }
 
 /// Whether somebody or something has asked the pod to end.
