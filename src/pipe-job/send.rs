@@ -186,7 +186,7 @@ impl Sender {
         for name in &self.whole {
             files_below(&self.folder, name, &mut |path, meta| files.push((path, meta)));
         }
-        files.retain(|(path, _)| !self.streams.contains(path) && !is_staged(path));
+        files.retain(|(path, _)| !self.streams.contains(path) && (is_last || !is_staged(path)));
         for (path, meta) in files {
             let state = (meta.len(), changed(&meta));
             let known = self.seen.entry(path.clone()).or_insert((state, Instant::now()));
