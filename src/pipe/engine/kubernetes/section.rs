@@ -70,6 +70,7 @@ pub struct Tolerated {
     /// `Equal` or `Exists`. Default: `Exists` without a value.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub operator: Option<String>,
+    /// The value of the taint, with `Equal`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub value: Option<String>,
     /// `NoSchedule`, `PreferNoSchedule` or `NoExecute`. Default: each.
