@@ -144,7 +144,7 @@ fn deleted(namespace: &Namespace) {
     let running = folder.start(&["run", "t5.yaml"]);
     trains_on(namespace, &folder);
     namespace.admin(&["delete", "pods", "--selector=pipe.run", "--wait=false"]);
-    running.end().exits(130).says("deleted");
+    running.end().exits(130).says("the job was cancelled, not by pipe");
     assert_eq!(attempts(&folder)[0]["cause"], "cancelled", "{:#?}", attempts(&folder));
     folder.pipe(&["resume"]).exits(0);
     is_undisturbed(&folder);
