@@ -30,7 +30,7 @@ other key has a default. The [README](../README.md#the-smallest-useful-pipeline)
 `pipelines/` larger ones, and `pipe init` writes one with comments for your data.
 
 - Unknown keys are errors. `pipe check` reports all problems of a file at once: line, key, the value found, the values
-  allowed and the nearest spelling. Not available yet, and refused with these words: the engine `kubernetes`.
+  allowed and the nearest spelling.
 - `${VAR}` is replaced by the environment variable `VAR`, or by its line in a `.env` file in the working directory.
   `pipe` writes only the name of a variable to disk, never its value.
 - Relative paths are relative to the working directory. A size is a number with a unit: `512m`, `24g`, `7.5g`.
@@ -61,6 +61,9 @@ SECTIONS = {
     "container": "What the job gets: [images.md](images.md), [security.md](security.md).",
     "container.mounts": "Each entry is one more folder or file that the job can read.",
     "slurm": "What the jobs of a run ask the cluster for, with the engine `slurm`: [clusters.md](clusters.md).",
+    "kubernetes": "Where the pods of a run are and what they ask for, with the engine `kubernetes`: "
+    "[kubernetes.md](kubernetes.md).",
+    "kubernetes.tolerations": "Each entry is a taint, with the keys of Kubernetes.",
     "notify": "A list of receivers of messages: [tracking.md](tracking.md#messages).",
     "track": "Experiment trackers: [tracking.md](tracking.md).",
     "steps": "Several trainings and commands, each with the sections of this page except `version`, `name` and "

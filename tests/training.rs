@@ -37,6 +37,12 @@ mod hybrid;
 mod inputs;
 #[path = "training/installing.rs"]
 mod installing;
+#[path = "training/kubernetes.rs"]
+mod kubernetes;
+#[path = "training/kubernetes_ends.rs"]
+mod kubernetes_ends;
+#[path = "training/kubernetes_runs.rs"]
+mod kubernetes_runs;
 #[path = "training/labels.rs"]
 mod labels;
 #[path = "training/memory.rs"]
@@ -63,6 +69,8 @@ mod slurm;
 mod small_t5;
 #[path = "training/tune.rs"]
 mod tune;
+#[path = "training/undisturbed.rs"]
+mod undisturbed;
 #[path = "training/weights.rs"]
 mod weights;
 
@@ -73,6 +81,8 @@ fn main() -> ExitCode {
     // The slowest come first, so that none of them is waited for alone at the end.
     memory::tests(&mut suite);
     clusters::tests(&mut suite);
+    kubernetes_ends::tests(&mut suite);
+    kubernetes_runs::tests(&mut suite);
     cluster_queue::tests(&mut suite);
     first_hour::tests(&mut suite);
     labels::tests(&mut suite);
@@ -102,5 +112,6 @@ fn main() -> ExitCode {
     reproducing::tests(&mut suite);
     let code = suite.run();
     slurm::Shared::lock().stop();
+    kubernetes::stop();
     code
 }

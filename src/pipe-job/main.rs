@@ -1,12 +1,21 @@
 //! `pipe-job`, the first process of every job: it starts the program of the job, passes signals on to it, ends whatever the program
 //! leaves behind, and writes down how it all ended. `pipe` carries this program inside itself, as a static one that runs in any image.
 //!
-//! `pipe-job [--output FILE] [--record FILE] [--signals leader|group] [--stop-timeout SECONDS] -- PROGRAM ARGS...`
+//! `pipe-job [--output FILE] [--record FILE] [--signals leader|group] [--stop-timeout SECONDS] [--lock FILE] -- PROGRAM ARGS...`
+//!
+//! `--words FILE` in place of `-- PROGRAM ARGS...` reads them from a file, each with a zero byte behind it, as `--env FILE` reads variables. In a pod it also carries the
+//! files of the job: `pipe-job await|receive|files|send`.
+
+mod frames;
+mod options;
+mod receive;
+mod send;
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, PipeReader, Read, Write};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
@@ -40,12 +49,17 @@ const NOT_FOUND: u8 = 127;
 const NOT_RUN: u8 = 126;
 
 fn main() -> std::process::ExitCode {
+    if let Some(code) = carry_files() {
+        return code;
+    }
     let Some(options) = Options::parse(std::env::args_os().skip(1)) else {
         eprintln!(
             "usage: pipe-job [--output FILE] [--record FILE] [--signals leader|group] [--stop-timeout SECONDS] -- PROGRAM ARGS..."
         );
         return 2.into();
     };
+    // Held until this process ends.
+    let _lock = options.lock.as_ref().map(|path| send::hold_lock(path));
     let kills_before = oom_kills();
     let record = match Job::start(&options) {
         Ok(job) => {
@@ -67,6 +81,25 @@ fn main() -> std::process::ExitCode {
     record.code.into()
 }
 
+/// The modes that carry files; nothing where a program is to be run.
+fn carry_files() -> Option<std::process::ExitCode> {
+    let mut args = std::env::args_os().skip(1);
+    let mode = match args.next()?.to_str()? {
+        "await" => receive::wait,
+        "receive" => receive::receive,
+        "files" => send::stay,
+        "send" => send::send,
+        _ => return None,
+    };
+    Some(match options::Flags::parse(args).and_then(|flags| mode(&flags)) {
+        Ok(()) => 0.into(),
+        Err(error) => {
+            eprintln!("cannot carry the files of the job: {error}");
+            1.into()
+        }
+    })
+}
+
 struct Options {
     /// The file that takes what the job writes to stdout and stderr; else they stay as they are.
     output: Option<PathBuf>,
@@ -74,6 +107,10 @@ struct Options {
     signals: Signals,
     /// How long the job may take to end after the first request; without it, as long as it likes.
     stop_timeout: Option<Duration>,
+    /// The file that is locked for as long as this process lives.
+    lock: Option<PathBuf>,
+    /// Variables of the program, in place of those of this process where they have the same name.
+    env: Vec<(OsString, OsString)>,
     program: OsString,
     args: Vec<OsString>,
 }
@@ -88,10 +125,11 @@ enum Signals {
 impl Options {
     fn parse(mut args: impl Iterator<Item = OsString>) -> Option<Self> {
         let (mut output, mut record, mut signals, mut stop_timeout) = (None, None, Signals::Leader, None);
-        loop {
+        let (mut lock, mut env) = (None, Vec::new());
+        let mut words = loop {
             let flag = args.next()?;
             if flag == "--" {
-                break;
+                break args.collect::<Vec<_>>().into_iter();
             }
             let value = args.next()?;
             match flag.to_str()? {
@@ -105,11 +143,28 @@ impl Options {
                     }
                 }
                 "--stop-timeout" => stop_timeout = Some(Duration::from_secs(value.to_str()?.parse().ok()?)),
+                "--lock" => lock = Some(value.into()),
+                "--env" => env = read_words(Path::new(&value))?.iter().filter_map(variable).collect(),
+                "--words" => break read_words(Path::new(&value))?.into_iter(),
                 _ => return None,
             }
-        }
-        Some(Self { output, record, signals, stop_timeout, program: args.next()?, args: args.collect() })
+        };
+        Some(Self { output, record, signals, stop_timeout, lock, env, program: words.next()?, args: words.collect() })
     }
+}
+
+/// The words of a file, each with a zero byte behind it.
+fn read_words(path: &Path) -> Option<Vec<OsString>> {
+    let text = std::fs::read(path).ok()?;
+    let words = text.split_inclusive(|byte| *byte == 0).filter_map(|word| word.strip_suffix(b"\0"));
+    Some(words.map(|word| OsString::from_vec(word.to_vec())).collect())
+}
+
+/// A variable as `NAME=VALUE`.
+fn variable(text: &OsString) -> Option<(OsString, OsString)> {
+    let bytes = text.as_bytes();
+    let at = bytes.iter().position(|byte| *byte == b'=')?;
+    Some((OsString::from_vec(bytes[..at].to_vec()), OsString::from_vec(bytes[at + 1..].to_vec())))
 }
 
 struct Job<'a> {
@@ -130,7 +185,7 @@ impl<'a> Job<'a> {
         // SAFETY: prctl with these arguments touches no memory.
         unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) };
         let mut command = Command::new(&options.program);
-        command.args(&options.args).process_group(0);
+        command.args(&options.args).envs(options.env.iter().map(|(name, value)| (name, value))).process_group(0);
         let mut output = None;
         if let Some(path) = &options.output {
             let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;

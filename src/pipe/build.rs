@@ -29,6 +29,35 @@ fn main() {
         return;
     }
     println!("cargo::rustc-env=PIPE_JOB_PROGRAM={}", program.display());
+    join_program();
+}
+
+/// Compiles the program that joins the parts of `pipe-job` in a pod. It uses no library, not even that of the language.
+fn join_program() {
+    let program = PathBuf::from(variable("OUT_DIR")).join("pipe-job-join");
+    let mut rustc = Command::new(variable("RUSTC"));
+    rustc.args([
+        "--edition",
+        "2024",
+        "--crate-type",
+        "bin",
+        "--crate-name",
+        "pipe_job_join",
+        "--target",
+        &variable("TARGET"),
+    ]);
+    for option in ["panic=abort", "opt-level=z", "strip=symbols", "relocation-model=static"] {
+        rustc.arg("-C").arg(option);
+    }
+    for option in ["-nostdlib", "-nostartfiles", "-static"] {
+        rustc.arg("-C").arg(format!("link-arg={option}"));
+    }
+    let built = rustc.arg("../pipe-job/join.rs").arg("-o").arg(&program).status().is_ok_and(|status| status.success());
+    if !built {
+        println!("cargo::error=cannot compile src/pipe-job/join.rs");
+        return;
+    }
+    println!("cargo::rustc-env=PIPE_JOB_JOIN={}", program.display());
 }
 
 /// The target for musl where it is installed, which needs no other library; else that of this build.

@@ -62,6 +62,8 @@ pub enum Needs {
     Slurm,
     /// The same, and a daemon on this machine.
     SlurmAndDocker,
+    /// To be root, with a daemon, and what tests/kubernetes/cluster installs.
+    Kubernetes,
     /// The daemon, and to be root of a Debian, whose packages a base system is made of.
     BaseSystem,
     /// The same with the Python of the system, and the packages of tests/python.txt and docker/hatchling.txt.
@@ -114,6 +116,8 @@ impl Needs {
                 (!root() || !slurm()).then_some("not root, or no Slurm; `tests/slurm/cluster install` installs it")
             }
             Self::SlurmAndDocker => Self::Slurm.missing().or(Self::Docker.missing()),
+            Self::Kubernetes => (!kubernetes())
+                .then_some("no Kubernetes can be started here; `tests/kubernetes/cluster install` builds it"),
             Self::BaseSystem => {
                 Self::Docker.missing().or((!root() || !dpkg()).then_some("not root, or no Debian packages"))
             }
@@ -136,6 +140,7 @@ impl Needs {
             Self::Podman => Some("PIPE_REQUIRE_PODMAN"),
             Self::Docker26 => Some("PIPE_REQUIRE_DOCKER26"),
             Self::Slurm | Self::SlurmAndDocker => Some("PIPE_REQUIRE_SLURM"),
+            Self::Kubernetes => Some("PIPE_REQUIRE_KUBERNETES"),
             Self::Transformers => Some("PIPE_REQUIRE_TRANSFORMERS"),
             Self::Freezer
             | Self::Ext4
@@ -166,6 +171,11 @@ fn slurm() -> bool {
             .any(|folder| std::path::Path::new(folder).join(program).is_file())
     };
     ["slurmctld", "slurmd", "slurmdbd", "munged", "mariadbd", "sbatch"].iter().all(|program| here(program))
+}
+
+fn kubernetes() -> bool {
+    static FOUND: OnceLock<bool> = OnceLock::new();
+    *FOUND.get_or_init(|| succeeds(Command::new(repository().join("tests/kubernetes/cluster")).arg("check")))
 }
 
 pub fn gpu() -> bool {

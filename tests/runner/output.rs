@@ -80,7 +80,8 @@ fn errors() {
     folder.write("bad.yaml", "version: 1\nname: x y\nmodel:\n  arch: t6\n  config: {}\ndata:\n  train: t.jsonl\n  pad: shortest\ntrain:\n  bacth: 8\n");
     folder.write(
         "unfit.yaml",
-        "version: 1\nname: x\nmodel: {arch: clip, from: a}\ndata: {train: t.jsonl}\nengine: kubernetes\n",
+        "version: 1\nname: x\nmodel: {arch: clip, from: a}\ndata: {train: t.jsonl}\nengine: kubernetes\n\
+         kubernetes: {volume: training}\n",
     );
     let no_daemon = Folder::new().env("DOCKER_HOST", "unix:///nowhere/docker.sock");
     no_daemon.write("a.yaml", "version: 1\nname: a\nmodel: {arch: t5, config: {}}\ndata: {train: a.jsonl}\n");

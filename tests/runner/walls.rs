@@ -20,6 +20,8 @@ const DEPENDENCIES: &[(&str, &[&str])] = &[
     ("clap", &["pipe/cli", "pipe-trainer/cli"]),
     ("clap_complete", &["pipe/cli"]),
     ("clap_mangen", &["pipe/cli"]),
+    ("k8s_openapi", &["pipe/engine/kubernetes"]),
+    ("kube", &["pipe/engine/kubernetes"]),
     ("object_store", &["pipe/bucket"]),
     ("tch", &["pipe-trainer"]),
     ("torch_sys", &["pipe-trainer"]),

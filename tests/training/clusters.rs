@@ -1,21 +1,17 @@
 //! The engine for clusters on a real Slurm: every way in which a cluster ends a job, each with the curve of a run that nothing
 //! happened to.
 
-use std::sync::OnceLock;
-
 use serde_json::Value;
 
 use crate::harness::{Folder, Needs, Suite};
 use crate::slurm::{Slurm, on_cluster};
 use crate::small_t5::{curve, folder, make_rows_longer, same_curve};
-
-const STEPS: usize = 60;
-const EFFECTIVE: u64 = 16;
+use crate::undisturbed::{
+    EFFECTIVE, STEPS, attempts, curve_once, ends_by, is_undisturbed, prepared, train, train_with, undisturbed,
+};
 
 /// Of trainings that run out of memory.
 const WIDE_EFFECTIVE: u64 = 48;
-
-type Curve = Vec<(u64, u64, f64)>;
 
 pub fn tests(suite: &mut Suite) {
     // Their own clusters run beside the shared one.
@@ -37,58 +33,6 @@ pub fn tests(suite: &mut Suite) {
 }
 
 const SMALL: &str = "container: {gpus: 0, cpus: 1, memory: 700m}\nengine: slurm\n";
-
-fn train(steps: usize) -> String {
-    train_with(steps, EFFECTIVE, 1e-6)
-}
-
-fn train_with(steps: usize, effective: u64, eps: f64) -> String {
-    let batch = effective / 2;
-    format!(
-        "  shuffle: false\ntrain: {{steps: {steps}, batch: {batch}, effective_batch: {effective}, split: fixed, dropout: 0.1, \
-         optimizer: {{lr: 2.0e-3, eps: {eps:e}}}}}\nsave: {{every: 5}}\n"
-    )
-}
-
-fn prepared(more: &str) -> Folder {
-    let folder = folder(more);
-    make_rows_longer(&folder, "d_ff: 512");
-    folder
-}
-
-/// The same training without a cluster.
-fn undisturbed() -> &'static Curve {
-    static CURVE: OnceLock<Curve> = OnceLock::new();
-    CURVE.get_or_init(|| {
-        let folder = prepared(&format!("{}container: {{gpus: 0, cpus: 1}}\n", train(STEPS)));
-        folder.pipe(&["run", "t5.yaml", "--engine", "process"]).exits(0);
-        curve(&folder.run_folder())
-    })
-}
-
-/// Steps that a job did and could not save come again.
-fn curve_once(folder: &Folder) -> Curve {
-    let mut curve = curve(&folder.run_folder());
-    curve.sort_by_key(|(step, ..)| *step);
-    curve.dedup_by_key(|(step, ..)| *step);
-    curve
-}
-
-#[track_caller]
-fn is_undisturbed(folder: &Folder) {
-    same_curve(&curve_once(folder), undisturbed(), EFFECTIVE, 1e-5);
-}
-
-fn attempts(folder: &Folder) -> Vec<Value> {
-    folder.show()["attempts"].as_array().unwrap().clone()
-}
-
-#[track_caller]
-fn ends_by(attempts: &[Value], cause: &str) {
-    let (last, before) = attempts.split_last().unwrap();
-    assert_eq!(last["outcome"], "finished", "{attempts:#?}");
-    assert!(before.iter().any(|attempt| attempt["cause"] == cause), "no {cause}: {attempts:#?}");
-}
 
 fn containers(slurm: &Slurm) {
     for (runtime, says) in

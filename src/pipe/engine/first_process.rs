@@ -15,7 +15,13 @@ use crate::run::job_file;
 use crate::system::digests::cache_folder;
 
 /// The program itself, which runs in any image.
-const PROGRAM: &[u8] = include_bytes!(env!("PIPE_JOB_PROGRAM"));
+pub const PROGRAM: &[u8] = include_bytes!(env!("PIPE_JOB_PROGRAM"));
+
+/// Joins the parts of that program, where one place cannot hold it.
+pub const JOIN: &[u8] = include_bytes!(env!("PIPE_JOB_JOIN"));
+
+/// The name of its file.
+pub const NAME: &str = "pipe-job";
 
 /// Where a container has it.
 pub const IN_CONTAINER: &str = "/run/pipe-job";

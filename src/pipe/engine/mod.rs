@@ -7,6 +7,7 @@ mod contract;
 mod docker;
 pub mod first_process;
 mod job;
+mod kubernetes;
 mod output;
 mod process;
 pub mod registry;

@@ -9,7 +9,7 @@ use pipe_spec::{Problems, Variables};
 use serde_json::Value;
 
 use super::contract::{Check, Connection, Engine, Host, Progress, Registration};
-use super::{docker, process, slurm};
+use super::{docker, kubernetes, process, slurm};
 use crate::error::Error;
 
 /// In the order in which they are tried where a pipeline names none.
@@ -17,12 +17,13 @@ const ENGINES: &[Registration] = &[
     docker::REGISTRATION,
     process::REGISTRATION,
     slurm::REGISTRATION,
+    kubernetes::REGISTRATION,
     #[cfg(test)]
     super::toy::REGISTRATION,
 ];
 
 /// Names that a later version will have, and that are refused until then.
-const PLANNED: &[&str] = &["kubernetes"];
+const PLANNED: &[&str] = &[];
 
 /// The order of `ENGINES`, for people.
 const DEFAULT: &str = "docker when a daemon answers, else process";

@@ -332,7 +332,7 @@ mod tests {
             ("toy: {fits: 0}\n", "line 5: toy.fits: found 0; allowed: a whole number of at least 1 and at most 64"),
             (
                 "engine: tay\n",
-                "line 5: engine: found the text \"tay\"; allowed: one of docker, process, slurm, toy, kubernetes; did you mean `toy`?",
+                "line 5: engine: found the text \"tay\"; allowed: one of docker, process, slurm, kubernetes, toy; did you mean `toy`?",
             ),
             ("tay: {}\n", "line 5: tay: unknown key; did you mean `toy`?"),
         ] {

@@ -1,0 +1,254 @@
+//! Brings back what a job writes, while it runs. A connection that breaks is made again, and continues where it was.
+
+use std::fs::File;
+use std::io::{self, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, UNIX_EPOCH};
+
+use pipe_spec::run::JobFolder;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
+
+use super::client::Cluster;
+use super::frames::{Frame, Kind};
+use super::plan::{Plan, WrittenKind};
+use super::pod;
+use super::upload::changed;
+
+/// The files that grow: those of the first process and the trainer.
+const STREAMS: [&str; 2] = [JobFolder::OUTPUT, JobFolder::EVENTS];
+
+/// A connection that gives no sign of life for so long is broken: its other end gives one every 5 seconds.
+const ALIVE_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// Between two tries to connect: at first, and at most.
+const FIRST_INTERVAL: Duration = Duration::from_millis(500);
+const LAST_INTERVAL: Duration = Duration::from_secs(5);
+
+const PIECE: usize = 1 << 16;
+
+/// How far the files of a job have come.
+#[derive(Debug, Default)]
+pub struct Progress {
+    /// Whether there is a connection.
+    is_connected: AtomicBool,
+    /// Whether all files are here.
+    is_complete: AtomicBool,
+}
+
+impl Progress {
+    pub fn is_connected(&self) -> bool {
+        self.is_connected.load(Ordering::Relaxed)
+    }
+
+    pub fn is_complete(&self) -> bool {
+        self.is_complete.load(Ordering::Relaxed)
+    }
+}
+
+/// Fetches until all is here. `name` is the pod that has the files; `is_over` where it is not that of the job.
+pub async fn fetch(cluster: Cluster, plan: Plan, name: String, is_over: bool, progress: Arc<Progress>) {
+    let mut interval = FIRST_INTERVAL;
+    loop {
+        let fetched = connection(&cluster, &plan, &name, is_over, &progress).await;
+        let was_connected = progress.is_connected.swap(false, Ordering::Relaxed);
+        match fetched {
+            Ok(()) => {
+                progress.is_complete.store(true, Ordering::Relaxed);
+                return;
+            }
+            Err(error) => tracing::debug!("fetching the files of {name}: {error}"),
+        }
+        interval = if was_connected { FIRST_INTERVAL } else { (interval * 2).min(LAST_INTERVAL) };
+        tokio::time::sleep(interval).await;
+    }
+}
+
+async fn connection(cluster: &Cluster, plan: &Plan, name: &str, is_over: bool, progress: &Progress) -> io::Result<()> {
+    let words = plan.send_words(&pod::program(), &STREAMS, is_over);
+    let failed = |said: &str| io::Error::other(said.to_owned());
+    let process = tokio::time::timeout(ALIVE_TIMEOUT, cluster.exec(name, pod::FILES, words)).await;
+    let mut process = process.map_err(io::Error::other)?.map_err(|failure| failed(failure.said()))?;
+    let (Some(mut input), Some(mut output)) = (process.stdin(), process.stdout()) else {
+        return Err(io::ErrorKind::BrokenPipe.into());
+    };
+    for frame in present(plan) {
+        frame.write(&mut input).await?;
+    }
+    Frame::of(Kind::End, "").write(&mut input).await?;
+    input.flush().await?;
+    loop {
+        let frame = tokio::time::timeout(ALIVE_TIMEOUT, Frame::read(&mut output)).await.map_err(io::Error::other)??;
+        progress.is_connected.store(true, Ordering::Relaxed);
+        if frame.kind == Kind::End {
+            break;
+        }
+        take(plan, &frame, &mut output).await?;
+    }
+    // With this the pod may go.
+    Frame::of(Kind::End, "").write(&mut input).await?;
+    input.flush().await?;
+    let mut rest = Vec::new();
+    tokio::time::timeout(ALIVE_TIMEOUT, output.read_to_end(&mut rest)).await.ok();
+    Ok(())
+}
+
+/// The files that are here already.
+fn present(plan: &Plan) -> Vec<Frame> {
+    let mut frames = Vec::new();
+    for written in &plan.written {
+        below(&written.host, &written.name, &mut frames);
+    }
+    frames
+}
+
+fn below(folder: &Path, path: &str, to: &mut Vec<Frame>) {
+    for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+        let (Ok(name), Ok(meta)) = (entry.file_name().into_string(), entry.metadata()) else { continue };
+        let path = format!("{path}/{name}");
+        if meta.is_dir() {
+            below(&entry.path(), &path, to);
+        } else if meta.is_file() && !name.ends_with(INCOMING) {
+            to.push(Frame { size: meta.len(), changed: changed(&meta), ..Frame::of(Kind::Have, path) });
+        }
+    }
+}
+
+/// The end of the name of what is not here as a whole: readers of the run folder skip it.
+const INCOMING: &str = ".incoming.tmp";
+
+/// Where files of a folder lie until all of them are here.
+fn staged(folder: &Path) -> PathBuf {
+    let name = folder.file_name().unwrap_or_default().to_string_lossy();
+    folder.with_file_name(format!(".{name}{INCOMING}"))
+}
+
+/// Takes a frame and its data.
+async fn take(plan: &Plan, frame: &Frame, from: &mut (impl AsyncRead + Unpin)) -> io::Result<()> {
+    if frame.kind == Kind::Alive {
+        return Ok(());
+    }
+    let found = plan.local(&frame.path).filter(|_| frame.is_inside());
+    let (written, path) = found.ok_or_else(|| io::Error::other(format!("unexpected file {}", frame.path)))?;
+    let path = match frame.path.split('/').nth(1) {
+        // Complete or not there.
+        Some(name) if written.kind == WrittenKind::Checkpoints && frame.kind == Kind::File => {
+            let folder = written.host.join(name);
+            path.strip_prefix(&folder).map_or(path.clone(), |rest| staged(&folder).join(rest))
+        }
+        _ => path,
+    };
+    match frame.kind {
+        Kind::Append => append(frame, &path, from).await,
+        Kind::File | Kind::Program => whole(frame, &path, from).await,
+        Kind::Complete => complete(&path),
+        Kind::Removed if path.is_dir() => std::fs::remove_dir_all(&path),
+        Kind::Removed => std::fs::remove_file(&path).or_else(absent),
+        Kind::Folder => std::fs::create_dir_all(&path),
+        Kind::Have | Kind::End | Kind::Alive => Ok(()),
+    }
+}
+
+fn absent(error: io::Error) -> io::Result<()> {
+    if error.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(error) }
+}
+
+/// A folder all of whose files are here.
+fn complete(path: &Path) -> io::Result<()> {
+    if path.exists() {
+        std::fs::remove_dir_all(path)?;
+    }
+    std::fs::rename(staged(path), path)?;
+    File::open(path.parent().unwrap_or(path))?.sync_all()
+}
+
+async fn append(frame: &Frame, path: &Path, from: &mut (impl AsyncRead + Unpin)) -> io::Result<()> {
+    path.parent().map_or(Ok(()), std::fs::create_dir_all)?;
+    let mut file = File::options().create(true).truncate(false).write(true).open(path)?;
+    if frame.offset < file.metadata()?.len() {
+        file.set_len(frame.offset)?;
+    }
+    file.seek(SeekFrom::Start(frame.offset))?;
+    copy(frame.size, from, &mut file).await
+}
+
+async fn whole(frame: &Frame, path: &Path, from: &mut (impl AsyncRead + Unpin)) -> io::Result<()> {
+    path.parent().map_or(Ok(()), std::fs::create_dir_all)?;
+    let new = staged(path);
+    let mut file = File::create(&new)?;
+    copy(frame.size, from, &mut file).await?;
+    let changed = u64::try_from(frame.changed).unwrap_or(0);
+    file.set_modified(UNIX_EPOCH + Duration::from_nanos(changed))?;
+    file.sync_all()?;
+    std::fs::rename(new, path)
+}
+
+async fn copy(mut left: u64, from: &mut (impl AsyncRead + Unpin), to: &mut File) -> io::Result<()> {
+    let mut piece = vec![0; PIECE];
+    while left > 0 {
+        let most = left.min(PIECE as u64) as usize;
+        let read =
+            tokio::time::timeout(ALIVE_TIMEOUT, from.read(&mut piece[..most])).await.map_err(io::Error::other)??;
+        if read == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        to.write_all(&piece[..read])?;
+        left -= read as u64;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use pipe_spec::pipeline::Container;
+
+    use super::*;
+    use crate::engine::kubernetes::section::Pods;
+    use crate::engine::{Launch, Mounts};
+
+    fn plan(folder: &Path) -> Plan {
+        let pair = |name: &str| (folder.join(name), PathBuf::from("/run/pipe").join(name));
+        let mounts = Mounts { writable: vec![pair("checkpoints"), pair("job")], ..Mounts::default() };
+        Plan::new(
+            &Launch { job_folder: pair("job"), mounts, ..Launch::example(&Container::default(), 1) },
+            &Pods::default(),
+        )
+    }
+
+    async fn give(plan: &Plan, kind: Kind, path: &str, offset: u64, text: &str) -> io::Result<()> {
+        let frame = Frame { size: text.len() as u64, offset, ..Frame::of(kind, path) };
+        take(plan, &frame, &mut text.as_bytes()).await
+    }
+
+    #[tokio::test]
+    async fn a_checkpoint_is_complete_or_not_there() {
+        let folder = tempfile::tempdir().unwrap();
+        let plan = plan(folder.path());
+        give(&plan, Kind::File, "checkpoints/step-1/a/b", 0, "12").await.unwrap();
+        let checkpoint = folder.path().join("checkpoints/step-1");
+        assert!(!checkpoint.exists());
+        give(&plan, Kind::Complete, "checkpoints/step-1", 0, "").await.unwrap();
+        assert_eq!(std::fs::read(checkpoint.join("a/b")).unwrap(), b"12");
+        assert_eq!(present(&plan).len(), 1);
+        give(&plan, Kind::Removed, "checkpoints/step-1", 0, "").await.unwrap();
+        assert!(!checkpoint.exists());
+    }
+
+    #[tokio::test]
+    async fn a_file_that_grows_continues_where_it_was() {
+        let folder = tempfile::tempdir().unwrap();
+        let plan = plan(folder.path());
+        for (offset, text) in [(0, "one\n"), (4, "two\n"), (4, "2\n")] {
+            give(&plan, Kind::Append, "job/output", offset, text).await.unwrap();
+        }
+        assert_eq!(std::fs::read(folder.path().join("job/output")).unwrap(), b"one\n2\n");
+        for path in ["../x", "job/../../x", "other/x", "job"] {
+            assert!(give(&plan, Kind::File, path, 0, "x").await.is_err(), "{path}");
+        }
+        // A file that ends early is not taken.
+        let frame = Frame { size: 9, ..Frame::of(Kind::File, "job/end.json") };
+        assert!(take(&plan, &frame, &mut b"short".as_slice()).await.is_err());
+        assert!(!folder.path().join("job/end.json").exists());
+    }
+}

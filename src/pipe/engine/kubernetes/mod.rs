@@ -1,0 +1,370 @@
+//! The engine for Kubernetes: a job is a pod, files travel by the API or lie on a volume, and the end is read from both. The only place
+//! that knows kube.
+
+mod client;
+mod doctor;
+mod download;
+mod frames;
+mod image;
+mod job;
+mod plan;
+mod pod;
+mod section;
+mod state;
+mod upload;
+mod watch;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+use client::{Cluster, Failure};
+use futures_util::FutureExt;
+use job::{Follower, PodJob};
+use k8s_openapi::api::core::v1::{Node, Pod};
+use pipe_spec::Device;
+use pipe_spec::lock::Program;
+use pipe_spec::pipeline::{Container, Gpus, Image, SectionType};
+use pipe_spec::run::LogPosition;
+use pipe_spec::text::human_bytes;
+use plan::Plan;
+use section::Pods;
+
+use super::{
+    ConnectImages, Connection, Engine, EngineJob, FoundJob, Launch, Output, Progress, Registration, StartedJob,
+    line_channel,
+};
+use crate::error::Error;
+use crate::gpu::Card;
+use crate::image::check_cards;
+use crate::system::interrupt;
+
+const NAME: &str = "kubernetes";
+
+/// How long a server that does not answer is waited for when a pod is made.
+const AWAY_TIMEOUT: Duration = Duration::from_secs(300);
+const AWAY_INTERVAL: Duration = Duration::from_secs(5);
+
+/// How often a pod is tried again where the quota of the namespace is used up.
+const FULL_INTERVAL: Duration = Duration::from_secs(15);
+
+/// How long a pod that was removed may take to go away, and how often that is looked at.
+const REMOVE_TIMEOUT: Duration = Duration::from_secs(30);
+const REMOVE_INTERVAL: Duration = Duration::from_millis(500);
+
+pub const REGISTRATION: Registration = Registration {
+    name: NAME,
+    section: Some(SectionType::of::<Pods>()),
+    nodes: |_| 1,
+    connect: |connection| {
+        async move { Ok(Box::new(KubernetesEngine::connect(connection).await?) as Box<dyn Engine>) }.boxed_local()
+    },
+    is_tried: false,
+    keeps_jobs: true,
+    has_images: false,
+    doctor: |host| doctor::checks(host).boxed_local(),
+    doctor_help: "asks the cluster of the current context",
+};
+
+/// How many cards a pod asks for.
+fn cards(gpus: &Gpus) -> u32 {
+    match gpus {
+        Gpus::Count(count) => *count,
+        Gpus::Ids(ids) => ids.len() as u32,
+        // Where there are none, the job computes on the CPU.
+        Gpus::All | Gpus::Auto => 0,
+    }
+}
+
+struct KubernetesEngine {
+    settings: Pods,
+    cluster: Cluster,
+    /// Cards of the node that has most of them; nothing where nodes may not be read.
+    present: Option<u32>,
+    images: ConnectImages,
+    /// The pipeline is a command and names no image.
+    without_image: bool,
+}
+
+/// How many of a resource a node has for pods.
+fn allocatable(node: &Node, resource: &str) -> u32 {
+    let all = node.status.as_ref().and_then(|status| status.allocatable.as_ref());
+    all.and_then(|all| all.get(resource)?.0.parse().ok()).unwrap_or(0)
+}
+
+impl KubernetesEngine {
+    async fn connect(connection: Connection) -> Result<Self, Error> {
+        let Connection { request, images } = connection;
+        let settings: Pods = request.section(NAME);
+        let cluster = Cluster::connect(&settings).await?;
+        let nodes = cluster.nodes().await.ok();
+        let present = nodes
+            .map(|nodes| nodes.iter().map(|node| allocatable(node, &settings.gpu_resource)).max().unwrap_or_default());
+        Ok(Self { settings, cluster, present, images, without_image: request.without_image })
+    }
+
+    fn refused(&self, said: impl Into<String>, hint: &str) -> Error {
+        Error::JobRefused { engine: NAME, said: said.into(), hint: hint.to_owned() }
+    }
+
+    /// A job with the cards that it asks for as a number.
+    fn with_cards(&self, launch: &Launch) -> Launch {
+        let mut launch = launch.clone();
+        let present = self.present.unwrap_or(0);
+        launch.resources.gpus = match launch.resources.gpus {
+            Gpus::Auto => Gpus::Count(present.min(1)),
+            Gpus::All => Gpus::Count(present),
+            gpus => gpus,
+        };
+        launch
+    }
+
+    fn follow(&self, launch: &Launch, plan: Plan, read: Option<&LogPosition>) -> StartedJob {
+        let (sender, lines) = line_channel();
+        let shared = Arc::default();
+        let name = plan.pod.clone();
+        let reader = self.settings.volume().and_then(|_| pod::reader(launch, &plan, &self.settings).ok());
+        let output = Output::of(launch, read);
+        let handle = PodJob::new(self.cluster.clone(), launch, name.clone(), Arc::clone(&shared));
+        let follower = Follower::new(&self.cluster, plan, output, reader, shared);
+        tokio::spawn(follower.follow(sender));
+        StartedJob { handle: Box::new(handle), id: self.id(&name), lines }
+    }
+
+    fn id(&self, pod: &str) -> String {
+        format!("{}/{pod}", self.cluster.namespace)
+    }
+
+    /// Refuses more than may be carried to a pod.
+    async fn check_size(&self, plan: &Plan) -> Result<(), Error> {
+        let plan = plan.clone();
+        let files = interrupt::run(move || {
+            upload::list(&plan).map_err(|source| Error::Read { path: PathBuf::from("the files of the job"), source })
+        });
+        let bytes: u64 = files.await?.iter().map(|file| file.size).sum();
+        let limit = self.settings.upload_limit;
+        if bytes <= limit.0 {
+            return Ok(());
+        }
+        let said = format!(
+            "the job reads {} of data, models and mounts, which is more than kubernetes.upload_limit ({limit})",
+            human_bytes(bytes)
+        );
+        Err(self.refused(said, "raise it: --set kubernetes.upload_limit=SIZE"))
+    }
+
+    /// Makes the pod. Where the server does not answer, it may have made the pod all the same.
+    async fn create(&self, pod: &Pod) -> Result<Pod, Error> {
+        let name = pod.metadata.name.clone().unwrap_or_default();
+        let began = Instant::now();
+        let mut said_before = String::new();
+        loop {
+            let (said, interval) = match self.cluster.create_pod(pod, false).await {
+                Ok(pod) => return Ok(pod),
+                Err(failure) if failure.is(409) => match self.cluster.pod(&name).await {
+                    Ok(Some(pod)) if !state::is_deleted(&pod) => return Ok(pod),
+                    Ok(_) => (format!("pod {name} is still being deleted"), REMOVE_INTERVAL),
+                    Err(failure) => return Err(failure.error()),
+                },
+                Err(Failure::Away { said }) if began.elapsed() < AWAY_TIMEOUT => (said, AWAY_INTERVAL),
+                // Others use it now.
+                Err(failure) if failure.is_quota() && doctor::may_fit(failure.said()) => {
+                    (failure.said().to_owned(), FULL_INTERVAL)
+                }
+                Err(failure) => return Err(failure.error()),
+            };
+            if said != said_before {
+                tracing::warn!("{said}; trying again every {} s", interval.as_secs().max(1));
+                said_before = said;
+            }
+            tokio::time::sleep(interval).await;
+        }
+    }
+
+    async fn create_secret(&self, launch: &Launch, pod: &Pod) -> Result<(), Error> {
+        self.cluster.create_secret(&pod::job_secret(launch, pod)).await.map_err(Failure::error)
+    }
+
+    fn program_in(&self, image: String) -> Program {
+        let image_id = image.split_once('@').map(|(_, digest)| digest.to_owned());
+        Program {
+            engine: NAME.to_owned(),
+            engine_version: Some(self.cluster.version.clone()),
+            image: Some(image),
+            image_id,
+            ..Program::default()
+        }
+    }
+}
+
+#[async_trait(?Send)]
+impl Engine for KubernetesEngine {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn describe(&self) -> String {
+        let Cluster { version, address, namespace, .. } = &self.cluster;
+        format!("{NAME} {version} at {address}, namespace {namespace}")
+    }
+
+    fn device(&self, gpus: &Gpus) -> Result<Device, Error> {
+        match gpus {
+            Gpus::Count(0) => Ok(Device::Cpu),
+            Gpus::Auto if self.present.unwrap_or(0) == 0 => Ok(Device::Cpu),
+            Gpus::Auto | Gpus::Count(_) | Gpus::All | Gpus::Ids(_) => Ok(Device::Cuda),
+        }
+    }
+
+    /// They are on other machines.
+    fn cards(&self, _gpus: &Gpus) -> Vec<Card> {
+        Vec::new()
+    }
+
+    fn cards_of_node(&self, _gpus: &Gpus) -> Option<u32> {
+        self.present.filter(|present| *present > 0)
+    }
+
+    fn is_here(&self) -> bool {
+        false
+    }
+
+    fn check(&self, container: &Container) -> Result<(), Error> {
+        match self.device(&container.gpus)? {
+            Device::Cuda if self.settings.image.is_none() => check_cards(container.image.as_ref(), true, &[]),
+            Device::Cuda | Device::Cpu => Ok(()),
+        }
+    }
+
+    async fn check_request(&self, container: &Container) -> Result<(), Error> {
+        if self.without_image {
+            return Err(Error::CommandWithoutImage { other: "process" });
+        }
+        if let Gpus::Ids(_) = container.gpus {
+            let said = "container.gpus names cards: the cluster chooses them";
+            return Err(self.refused(said, "give their number: --set container.gpus=1"));
+        }
+        if container.gpus == Gpus::All && self.present.unwrap_or(0) == 0 {
+            let said = format!("container.gpus is all, and no node is known to have {}", self.settings.gpu_resource);
+            return Err(self.refused(said, "give their number: --set container.gpus=1"));
+        }
+        // A pod that the cluster would refuse is refused here too, and nothing is made.
+        let image = image::name(&self.settings, container.image.as_ref()).await?;
+        let launch = self.with_cards(&Launch { image: Some(image), ..Launch::example(container, 1) });
+        let plan = Plan::new(&launch, &self.settings);
+        match self.cluster.create_pod(&pod::pod(&launch, &plan, &self.settings)?, true).await {
+            Ok(_) => Ok(()),
+            Err(failure) if failure.is(409) || failure.is_quota() && doctor::may_fit(failure.said()) => Ok(()),
+            Err(failure) => Err(failure.error()),
+        }
+    }
+
+    fn limits_memory(&self) -> bool {
+        true
+    }
+
+    fn has_queue(&self) -> bool {
+        true
+    }
+
+    fn job_path(&self, _host: PathBuf, mounted: PathBuf) -> PathBuf {
+        mounted
+    }
+
+    async fn program(&self, image: Option<&Image>) -> Result<Program, Error> {
+        Ok(self.program_in(image::name(&self.settings, image).await?))
+    }
+
+    fn preparation(&self) -> &'static str {
+        "preparing the image"
+    }
+
+    async fn prepare(
+        &self,
+        image: Option<&Image>,
+        first: Option<&Program>,
+        progress: &mut dyn Progress,
+    ) -> Result<Program, Error> {
+        if self.settings.volume.is_none() {
+            progress.note(
+                "no kubernetes.volume: checkpoints are copied here while the job runs; what is not copied yet when a pod is lost is lost",
+            );
+        }
+        // Later attempts of a run have the image that the first one had.
+        if let Some(name) = first.and_then(|first| first.image.clone()) {
+            return Ok(self.program_in(name));
+        }
+        let name = image::prepare(&self.settings, self.images, image, progress).await?;
+        Ok(self.program_in(name))
+    }
+
+    fn runs_in_image(&self, _image: Option<&Image>) -> bool {
+        true
+    }
+
+    async fn start(&self, launch: &Launch) -> Result<StartedJob, Error> {
+        let launch = self.with_cards(launch);
+        let plan = Plan::new(&launch, &self.settings);
+        self.check_size(&plan).await?;
+        for part in pod::program_secrets() {
+            self.cluster.create_secret(&part).await.map_err(Failure::error)?;
+        }
+        let made = self.create(&pod::pod(&launch, &plan, &self.settings)?).await?;
+        if let Err(error) = self.create_secret(&launch, &made).await {
+            self.cluster.delete_pod(&plan.pod, 0).await.ok();
+            return Err(error);
+        }
+        Ok(self.follow(&launch, plan, None))
+    }
+
+    fn time_hint(&self) -> &'static str {
+        "give a pod more time: --set kubernetes.time=MINUTES; then continue with `pipe resume`"
+    }
+
+    async fn find(&self, launch: &Launch, id: Option<&str>, read: Option<&LogPosition>) -> Result<FoundJob, Error> {
+        let launch = self.with_cards(launch);
+        let plan = Plan::new(&launch, &self.settings);
+        match self.cluster.pod(&plan.pod).await {
+            Ok(Some(pod)) => {
+                // A `pipe` that was killed may have made the pod alone.
+                self.create_secret(&launch, &pod).await?;
+                Ok(FoundJob::Job(self.follow(&launch, plan, read)))
+            }
+            // Files that the job has left on a volume are fetched.
+            Ok(None) if id.is_some() && self.settings.volume.is_some() => {
+                Ok(FoundJob::Job(self.follow(&launch, plan, read)))
+            }
+            Ok(None) if id.is_some() => Ok(FoundJob::Gone),
+            Ok(None) => Ok(FoundJob::NotStarted),
+            Err(Failure::Away { said }) => Err(Error::EngineLost { reason: said }),
+            Err(failure) => Err(failure.error()),
+        }
+    }
+
+    async fn jobs(&self) -> Result<Vec<EngineJob>, Error> {
+        let pods = self.cluster.pods_with(pod::MANAGED).await.map_err(Failure::error)?;
+        let job = |pod: Pod| {
+            let attempt = pod.metadata.labels.as_ref()?.get(pod::ATTEMPT)?.parse().ok();
+            let run = pod.metadata.annotations.as_ref()?.get(pod::RUN)?.clone();
+            let name = pod.metadata.name.as_deref()?;
+            Some(EngineJob { id: self.id(name), run, attempt })
+        };
+        Ok(pods.into_iter().filter_map(job).collect())
+    }
+
+    async fn remove(&self, id: &str) -> Result<(), Error> {
+        let (namespace, name) = id.split_once('/').unwrap_or((&self.cluster.namespace, id));
+        let cluster = Cluster { namespace: namespace.to_owned(), ..self.cluster.clone() };
+        cluster.delete_pod(name, 1).await.map_err(Failure::error)?;
+        let began = Instant::now();
+        // Nobody reads what a pod of a lost node still writes.
+        while began.elapsed() < REMOVE_TIMEOUT {
+            match cluster.pod(name).await {
+                Ok(Some(_)) => tokio::time::sleep(REMOVE_INTERVAL).await,
+                _ => return Ok(()),
+            }
+        }
+        cluster.delete_pod(name, 0).await.map_err(Failure::error)
+    }
+}

@@ -1,0 +1,245 @@
+//! The files that are carried to the pod of a job and back, and where it lies there. Pure.
+
+use std::path::{Path, PathBuf};
+
+use super::section::{Pods, Volume};
+use crate::engine::{JobProgram, Launch};
+
+/// Where the containers that carry files have the volume.
+pub const DATA: &str = "/run/pipe-data";
+
+/// The folder that the containers of a pod share.
+pub const CONTROL: &str = "/run/pipe-control";
+
+/// The names of pods and labels are no longer than this.
+const MAX_NAME: usize = 40;
+
+/// The names of a run in the cluster.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RunName {
+    /// Begins like the id of the run, and is another one for each run.
+    pub short: String,
+    pub hash: String,
+}
+
+impl RunName {
+    pub fn of(run: &str) -> Self {
+        let hash = blake3::hash(run.as_bytes()).to_hex()[..8].to_owned();
+        let plain = |c: char| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '-' };
+        let begin: String = run.chars().map(plain).take(MAX_NAME).collect();
+        Self { short: format!("{}-{hash}", begin.trim_matches('-')), hash }
+    }
+
+    pub fn pod(&self, attempt: u32) -> String {
+        format!("pipe-{}-{attempt:02}", self.short)
+    }
+}
+
+/// A file or folder that a job only reads.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Given {
+    pub host: PathBuf,
+    pub mounted: PathBuf,
+    /// Below the folder of the run.
+    pub stored: String,
+}
+
+/// A folder that a job writes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Written {
+    pub host: PathBuf,
+    pub mounted: PathBuf,
+    /// Below the folder of the attempt.
+    pub name: String,
+    pub kind: WrittenKind,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WrittenKind {
+    /// That of the first process, with the files that grow.
+    Job,
+    /// With folders that are complete when they are there.
+    Checkpoints,
+    Plain,
+}
+
+#[derive(Clone, Debug)]
+pub struct Plan {
+    pub run: RunName,
+    pub pod: String,
+    pub attempt: u32,
+    /// The folder of the run on the volume.
+    pub folder: String,
+    pub given: Vec<Given>,
+    pub written: Vec<Written>,
+    /// Whether checkpoints stay on a volume that outlives the pod.
+    pub keeps_checkpoints: bool,
+}
+
+impl Plan {
+    pub fn new(launch: &Launch, settings: &Pods) -> Self {
+        let run = RunName::of(&launch.run_id);
+        let volume = settings.volume();
+        let given = launch.mounts.read_only.iter().map(|(host, mounted)| Given {
+            host: host.clone(),
+            mounted: mounted.clone(),
+            stored: format!("inputs/{}", &blake3::hash(mounted.to_string_lossy().as_bytes()).to_hex()[..16]),
+        });
+        let written = launch.mounts.writable.iter().map(|(host, mounted)| {
+            let name = mounted.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            let kind = match name.as_str() {
+                _ if *mounted == launch.job_folder.1 => WrittenKind::Job,
+                "checkpoints" => WrittenKind::Checkpoints,
+                _ => WrittenKind::Plain,
+            };
+            Written { host: host.clone(), mounted: mounted.clone(), name, kind }
+        });
+        let above = volume.as_ref().map_or("", Volume::folder);
+        let folder =
+            if above.is_empty() { format!("pipe/{}", run.short) } else { format!("{above}/pipe/{}", run.short) };
+        Self {
+            pod: run.pod(launch.attempt),
+            run,
+            attempt: launch.attempt,
+            folder,
+            given: given.collect(),
+            written: written.collect(),
+            keeps_checkpoints: volume.is_some() && launch.program == JobProgram::Trainer,
+        }
+    }
+
+    /// The folder of the attempt below that of the run.
+    pub fn attempt_folder(&self) -> String {
+        format!("attempts/{:02}", self.attempt)
+    }
+
+    /// The path of the folder of the run, where containers that carry files have it.
+    fn root(&self) -> String {
+        format!("{DATA}/{}", self.folder)
+    }
+
+    /// The folders that begin with what the attempt before left on the volume.
+    fn kept(&self) -> Vec<&str> {
+        let is_kept = |written: &&Written| self.keeps_checkpoints && written.kind != WrittenKind::Job;
+        self.written.iter().filter(is_kept).map(|written| written.name.as_str()).collect()
+    }
+
+    /// The folders whose files are carried to the pod: those that the volume does not have.
+    pub fn carried(&self) -> impl Iterator<Item = &Written> {
+        self.written.iter().filter(|written| written.kind != WrittenKind::Job && !self.keeps_checkpoints)
+    }
+
+    /// The process that takes the files for the pod.
+    pub fn receive_words(&self, program: &str) -> Vec<String> {
+        let (root, ready) = (self.root(), ready());
+        let (attempt, kept) = (self.attempt_folder(), self.kept().join(","));
+        let words = [program, "receive", "--root", &root, "--attempt", &attempt, "--keep", &kept, "--ready", &ready];
+        words.map(str::to_owned).into()
+    }
+
+    /// The process that gives the files of the job back; `is_over` where its pod is gone and a volume has them.
+    pub fn send_words(&self, program: &str, streams: &[&str], is_over: bool) -> Vec<String> {
+        let of = |kinds: &[WrittenKind]| {
+            let wanted = self.written.iter().filter(|written| kinds.contains(&written.kind));
+            wanted.map(|written| written.name.as_str()).collect::<Vec<_>>().join(",")
+        };
+        let folders = if self.keeps_checkpoints { String::new() } else { of(&[WrittenKind::Checkpoints]) };
+        let job = self.written.iter().find(|written| written.kind == WrittenKind::Job).map_or("job", |job| &job.name);
+        let streams: Vec<String> = streams.iter().map(|name| format!("{job}/{name}")).collect();
+        [
+            program,
+            "send",
+            "--folder",
+            &format!("{}/{}", self.root(), self.attempt_folder()),
+            "--control",
+            CONTROL,
+            "--streams",
+            &streams.join(","),
+            "--whole",
+            &of(&[WrittenKind::Job, WrittenKind::Plain]),
+            "--folders",
+            &folders,
+            "--over",
+            if is_over { "yes" } else { "no" },
+        ]
+        .map(str::to_owned)
+        .into()
+    }
+
+    /// Where a file that the job wrote lies on this machine, with the folder that it belongs to.
+    pub fn local(&self, path: &str) -> Option<(&Written, PathBuf)> {
+        let (name, rest) = path.split_once('/')?;
+        let written = self.written.iter().find(|written| written.name == name)?;
+        Some((written, written.host.join(rest)))
+    }
+
+    /// The path that containers mount for something that lies below the folder of the run.
+    pub fn below(&self, path: &str) -> String {
+        Path::new(&self.folder).join(path).to_string_lossy().into_owned()
+    }
+}
+
+/// The file that says that a pod has all of its files.
+pub fn ready() -> String {
+    format!("{CONTROL}/ready")
+}
+
+#[cfg(test)]
+mod tests {
+    use pipe_spec::pipeline::Container;
+
+    use super::*;
+    use crate::engine::Mounts;
+
+    pub fn launch() -> Launch {
+        let pair = |host: &str, mounted: &str| (PathBuf::from(host), PathBuf::from(mounted));
+        Launch {
+            run_id: "Demo_run-20261119-014500-abcd.prepare".to_owned(),
+            attempt: 2,
+            program: JobProgram::Trainer,
+            job_folder: pair("/r/attempts/02/job", "/run/pipe/attempts/02/job"),
+            mounts: Mounts {
+                writable: vec![
+                    pair("/r/checkpoints", "/run/pipe/checkpoints"),
+                    pair("/r/model", "/run/pipe/model"),
+                    pair("/r/attempts/02/job", "/run/pipe/attempts/02/job"),
+                ],
+                read_only: vec![pair("/r/attempts/02/spec.json", "/run/pipe/attempts/02/spec.json")],
+            },
+            ..Launch::example(&Container::default(), 1)
+        }
+    }
+
+    #[test]
+    fn names_are_those_that_a_cluster_takes() {
+        let name = RunName::of(&launch().run_id);
+        assert!(name.pod(2).starts_with("pipe-demo-run-20261119-014500-abcd-prepare-") && name.pod(2).ends_with("-02"));
+        let long = RunName::of(&format!("{}.x", "a".repeat(200)));
+        assert!(long.pod(99).len() <= 63, "{}", long.pod(99));
+        assert_ne!(RunName::of("a.b").short, RunName::of("a-b").short);
+    }
+
+    #[test]
+    fn a_volume_keeps_checkpoints_and_the_pod_does_not() {
+        let volume = Pods { volume: Some("claim/c/team".to_owned()), ..Pods::default() };
+        let plan = Plan::new(&launch(), &volume);
+        assert!(plan.folder.starts_with("team/pipe/demo-run"));
+        assert_eq!((plan.kept(), plan.carried().count()), (vec!["checkpoints", "model"], 0));
+        let words = plan.send_words("/p", &["output"], false).join(" ");
+        assert!(words.contains("--streams job/output --whole model,job --folders  --over no"), "{words}");
+        let plan = Plan::new(&launch(), &Pods::default());
+        assert_eq!((plan.kept().len(), plan.carried().count()), (0, 2));
+        assert!(plan.send_words("/p", &["output"], false).join(" ").contains("--folders checkpoints"));
+        // A command keeps nothing on a volume that the next attempt could not be told of.
+        let command = Launch { program: JobProgram::Command("x".to_owned()), ..launch() };
+        assert!(!Plan::new(&command, &volume).keeps_checkpoints);
+    }
+
+    #[test]
+    fn what_comes_back_has_its_place() {
+        let plan = Plan::new(&launch(), &Pods::default());
+        assert_eq!(plan.local("job/output").unwrap().1, Path::new("/r/attempts/02/job/output"));
+        assert_eq!(plan.local("checkpoints/step-1/a").unwrap().0.kind, WrittenKind::Checkpoints);
+        assert!(plan.local("spec.json").is_none() && plan.local("attempts/x").is_none());
+    }
+}

@@ -1,0 +1,235 @@
+//! `kubernetes` in the pipeline file: where the pods of a run are, and what they ask the cluster for.
+
+use std::collections::BTreeMap;
+use std::num::NonZeroU32;
+use std::path::{Component, Path};
+
+use pipe_spec::pipeline::{EngineSection, WorkKind};
+use pipe_spec::text::ByteSize;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// With `engine: kubernetes`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Pods {
+    /// The context of the kubeconfig. Default: its current one; in a pod, that of the pod.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub context: Option<String>,
+    /// Default: that of the context.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub namespace: Option<String>,
+    /// Where checkpoints outlive their pod: `claim/NAME`, `host/PATH` or `nfs/SERVER/PATH`. Default: the disk of the pod, from which
+    /// checkpoints are copied to the run folder.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub volume: Option<String>,
+    /// The repository that nodes pull the images of `pipe` from; with a tag or a digest, the image itself. Default: the nodes have them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub image: Option<String>,
+    /// Secrets for pulling images.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub pull_secrets: Vec<String>,
+    /// The service account of the pods, which get no token of it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub service_account: Option<String>,
+    /// Labels that a node must have.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub node_selector: BTreeMap<String, String>,
+    /// Taints of nodes that the pods tolerate.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub tolerations: Vec<Tolerated>,
+    /// The priority class of the pods.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub priority_class: Option<String>,
+    /// The queue of Kueue or Volcano.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub queue: Option<String>,
+    /// The resource that `container.gpus` counts, such as `nvidia.com/mig-1g.10gb`.
+    pub gpu_resource: String,
+    /// Minutes that a pod may take. A training that takes longer continues in the next pod. Default: no limit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 5_256_000))]
+    pub time: Option<NonZeroU32>,
+    /// The largest amount of data, models and mounts that is carried to a pod, such as `8g`.
+    pub upload_limit: ByteSize,
+    /// Further labels of the pods.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub labels: BTreeMap<String, String>,
+    /// Further annotations of the pods.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub annotations: BTreeMap<String, String>,
+}
+
+/// A taint that pods tolerate, as Kubernetes has it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Tolerated {
+    /// Default: every key.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub key: Option<String>,
+    /// `Equal` or `Exists`. Default: `Exists` without a value.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub operator: Option<String>,
+    /// The value of the taint, with `Equal`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub value: Option<String>,
+    /// `NoSchedule`, `PreferNoSchedule` or `NoExecute`. Default: each.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub effect: Option<String>,
+    /// For how long, with `NoExecute`. Default: forever.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub seconds: Option<u32>,
+}
+
+/// The resource of whole cards of NVIDIA.
+const GPU: &str = "nvidia.com/gpu";
+
+impl Default for Pods {
+    fn default() -> Self {
+        Self {
+            context: None,
+            namespace: None,
+            volume: None,
+            image: None,
+            pull_secrets: Vec::new(),
+            service_account: None,
+            node_selector: BTreeMap::new(),
+            tolerations: Vec::new(),
+            priority_class: None,
+            queue: None,
+            gpu_resource: GPU.to_owned(),
+            time: None,
+            upload_limit: ByteSize(4 << 30),
+            labels: BTreeMap::new(),
+            annotations: BTreeMap::new(),
+        }
+    }
+}
+
+impl Pods {
+    /// The volume, where one is named.
+    pub fn volume(&self) -> Option<Volume> {
+        Volume::parse(self.volume.as_deref()?)
+    }
+}
+
+impl EngineSection for Pods {
+    const HELP: &'static str =
+        "Where the pods of a run are and what they ask the cluster for, with the engine kubernetes.";
+
+    fn check(&self, _work: WorkKind) -> Vec<(&'static str, String)> {
+        let mut problems = Vec::new();
+        if let Some(volume) = self.volume.as_ref().filter(|volume| Volume::parse(volume).is_none()) {
+            problems.push(("volume", format!("found {volume:?}; allowed: claim/NAME, host/PATH or nfs/SERVER/PATH")));
+        }
+        if !self.gpu_resource.contains('/') {
+            let message = format!("found {:?}; allowed: the name of a resource such as {GPU}", self.gpu_resource);
+            problems.push(("gpu_resource", message));
+        }
+        for (key, own) in [("labels", &self.labels), ("annotations", &self.annotations)] {
+            for name in own.keys().filter(|name| name.starts_with("pipe.") || name.starts_with("app.kubernetes.io/")) {
+                problems.push((key, format!("{name} is set by pipe")));
+            }
+        }
+        for tolerated in &self.tolerations {
+            if let Some(operator) =
+                tolerated.operator.as_ref().filter(|name| !["Equal", "Exists"].contains(&name.as_str()))
+            {
+                problems.push(("tolerations", format!("found the operator {operator:?}; allowed: Equal or Exists")));
+            }
+            let effects = ["NoSchedule", "PreferNoSchedule", "NoExecute"];
+            if let Some(effect) = tolerated.effect.as_ref().filter(|name| !effects.contains(&name.as_str())) {
+                problems.push(("tolerations", format!("found the effect {effect:?}; allowed: {}", effects.join(", "))));
+            }
+        }
+        problems
+    }
+}
+
+/// A volume, with the folder in it that belongs to `pipe`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Volume {
+    Claim { name: String, folder: String },
+    Host { path: String },
+    Nfs { server: String, path: String },
+}
+
+impl Volume {
+    fn parse(text: &str) -> Option<Self> {
+        let (kind, rest) = text.split_once('/')?;
+        let is_plain = |path: &str| Path::new(path).components().all(|part| matches!(part, Component::Normal(_)));
+        let path = rest.trim_matches('/');
+        if path.is_empty() || !is_plain(path) {
+            return None;
+        }
+        Some(match kind {
+            "claim" => {
+                let (name, folder) = path.split_once('/').unwrap_or((path, ""));
+                Self::Claim { name: name.to_owned(), folder: folder.to_owned() }
+            }
+            "host" => Self::Host { path: format!("/{path}") },
+            "nfs" => {
+                let (server, path) = path.split_once('/')?;
+                Self::Nfs { server: server.to_owned(), path: format!("/{path}") }
+            }
+            _ => return None,
+        })
+    }
+
+    /// The folder of the volume that holds the runs.
+    pub fn folder(&self) -> &str {
+        match self {
+            Self::Claim { folder, .. } => folder,
+            Self::Host { .. } | Self::Nfs { .. } => "",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pipe_spec::Variables;
+
+    use super::*;
+    use crate::engine::registry;
+
+    const MINIMAL: &str = "version: 1\nname: demo\nmodel: {arch: t5, config: {d_model: 8}}\ndata: {train: a.jsonl}\n";
+
+    #[test]
+    fn what_the_pods_are_asked_for() {
+        let parse = |section: &str| {
+            registry::parse_pipeline(&format!("{MINIMAL}engine: kubernetes\n{section}\n"), &[], &Variables::default())
+        };
+        let text = "kubernetes: {volume: claim/training, queue: team-a, time: 60, upload_limit: 8g, \
+                    tolerations: [{key: gpu, effect: NoSchedule}], labels: {team: a}}";
+        let pipeline = parse(text).unwrap();
+        let pods: Pods = pipeline.engine_request().section("kubernetes");
+        assert_eq!(pods.volume(), Some(Volume::Claim { name: "training".to_owned(), folder: String::new() }));
+        assert_eq!((pods.gpu_resource.as_str(), pods.upload_limit.0), (GPU, 8 << 30));
+        let again = registry::parse_pipeline(&pipeline.to_yaml(), &[], &Variables::default()).unwrap();
+        assert_eq!(again, pipeline);
+        for (section, want) in [
+            ("kubernetes: {volume: training}", "kubernetes.volume: found \"training\"; allowed: claim/NAME, host/PATH"),
+            ("kubernetes: {volume: claim/../x}", "kubernetes.volume: found"),
+            ("kubernetes: {gpu_resource: gpu}", "kubernetes.gpu_resource: found \"gpu\""),
+            ("kubernetes: {labels: {pipe.run: x}}", "kubernetes.labels: pipe.run is set by pipe"),
+            ("kubernetes: {tolerations: [{operator: Is}]}", "allowed: Equal or Exists"),
+            ("kubernetes: {nodes: 2}", "kubernetes.nodes: unknown key"),
+            ("kubernetes: {time: 0}", "kubernetes.time: found 0"),
+        ] {
+            let got = parse(section).unwrap_err().to_string();
+            assert!(got.contains(want), "{section}: {got}");
+        }
+    }
+
+    #[test]
+    fn volumes() {
+        let host = |path: &str| Some(Volume::Host { path: path.to_owned() });
+        assert_eq!(Volume::parse("host//data/runs"), host("/data/runs"));
+        assert_eq!(Volume::parse("host/data"), host("/data"));
+        let nfs = Volume::Nfs { server: "files.lab".to_owned(), path: "/export/runs".to_owned() };
+        assert_eq!(Volume::parse("nfs/files.lab/export/runs"), Some(nfs));
+        let claim = Volume::parse("claim/training/team/a").unwrap();
+        assert_eq!(claim.folder(), "team/a");
+        assert_eq!(Volume::parse("nfs/files.lab"), None);
+    }
+}

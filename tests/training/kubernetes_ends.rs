@@ -1,0 +1,227 @@
+//! Every way in which a real Kubernetes ends a pod, each with the curve of a run that nothing happened to.
+
+use std::process::Command;
+use std::time::Duration;
+
+use serde_json::Value;
+
+use crate::harness::{Folder, Suite};
+use crate::kubernetes::{Namespace, on_kubernetes};
+use crate::small_t5::{curve, folder, make_rows_longer, same_curve};
+use crate::undisturbed::{STEPS, attempts, curve_once, ends_by, is_undisturbed, prepared, train, train_with};
+
+/// Of trainings that run out of memory.
+const WIDE_EFFECTIVE: u64 = 48;
+
+pub fn tests(suite: &mut Suite) {
+    let mut test = |name: &str, often: bool, test: fn(&Namespace)| {
+        on_kubernetes(suite, &format!("kubernetes_cluster::{name}"), test);
+        if !often {
+            suite.last_is_thorough();
+        }
+    };
+    test("a_lost_node_that_comes_back", false, lost_node);
+    test("out_of_memory", true, out_of_memory);
+    test("drained_preempted_and_deleted", true, moved);
+    test("the_time_is_over", false, deadline);
+    test("a_restarted_api_server", false, restarted_server);
+    test("stopped_and_killed", true, stopped_and_killed);
+}
+
+pub const SMALL: &str = "container: {gpus: 0, cpus: 1, memory: 700m}\nengine: kubernetes\n";
+
+fn training(namespace: &Namespace, more: &str) -> Folder {
+    namespace.with(prepared(&format!("{}{SMALL}{more}", train(STEPS))))
+}
+
+/// The kernel kills at the limit of the container, and the cluster says OOMKilled.
+fn out_of_memory(namespace: &Namespace) {
+    let wide = |more: &str| {
+        let folder = folder(&format!("{}{more}", train_with(STEPS / 2, WIDE_EFFECTIVE, 1e-3)));
+        make_rows_longer(&folder, "d_ff: 2048");
+        folder
+    };
+    let alone = wide("container: {gpus: 0, cpus: 1}\n");
+    alone.pipe(&["run", "t5.yaml", "--engine", "process"]).exits(0);
+    let limits = "container: {gpus: 0, cpus: 1, memory: 260m}\nengine: kubernetes\n";
+    let folder = namespace.with(wide(limits));
+    let running = folder.start(&["run", "t5.yaml", "--set", "memory.worst_first=false"]);
+    let killed =
+        namespace.wait_for_pod("that was killed", |pod| states(pod).any(|state| state["reason"] == "OOMKilled"));
+    running.end().exits(0);
+    let attempts = attempts(&folder);
+    ends_by(&attempts, "host_memory");
+    assert_eq!(attempts[0]["outcome"], "oom", "{killed:#}\n{attempts:#?}");
+    // Parts of other sizes are rounded otherwise, which a small eps of the optimizer would make larger.
+    same_curve(&curve_once(&folder), &curve(&alone.run_folder()), WIDE_EFFECTIVE, 1e-4);
+    namespace.is_empty();
+    namespace.nothing_was_forbidden();
+}
+
+/// How the containers of a pod have ended.
+fn states(pod: &Value) -> impl Iterator<Item = &Value> {
+    let containers = pod["status"]["containerStatuses"].as_array().map(Vec::as_slice).unwrap_or_default();
+    containers.iter().map(|container| &container["state"]["terminated"])
+}
+
+/// Whatever takes a pod from a node: the next one continues, also without a volume.
+fn moved(namespace: &Namespace) {
+    drained(namespace);
+    preempted(namespace);
+    deleted(namespace);
+    namespace.nothing_was_forbidden();
+    namespace.every_right_was_used();
+}
+
+fn node_of(pod: &Value) -> String {
+    pod["spec"]["nodeName"].as_str().unwrap().to_owned()
+}
+
+/// The node of the only pod of a run that trains.
+fn trains_on(namespace: &Namespace, folder: &Folder) -> String {
+    folder.wait_for_log(1, "\"step\":6,");
+    node_of(&namespace.wait_for_pod("that runs", |pod| pod["status"]["phase"] == "Running"))
+}
+
+fn drained(namespace: &Namespace) {
+    let folder = training(namespace, "");
+    let running = folder.start(&["run", "t5.yaml"]);
+    let node = trains_on(namespace, &folder);
+    let selector = format!("--pod-selector=pipe.run={}", run_label(namespace));
+    namespace.admin(&["drain", &node, "--force", "--ignore-daemonsets", "--delete-emptydir-data", &selector]);
+    let moved = namespace
+        .wait_for_pod("on another node", |pod| pod["spec"]["nodeName"].as_str().is_some_and(|other| other != node));
+    namespace.admin(&["uncordon", &node]);
+    running.end().exits(0);
+    assert_ne!(node_of(&moved), node);
+    ends_by(&attempts(&folder), "node_lost");
+    is_undisturbed(&folder);
+}
+
+fn run_label(namespace: &Namespace) -> String {
+    namespace.pods()[0]["metadata"]["labels"]["pipe.run"].as_str().unwrap().to_owned()
+}
+
+/// A pod of a higher priority takes the whole node, while another one has the other node.
+fn preempted(namespace: &Namespace) {
+    for (name, value) in [("low", 10), ("high", 1000)] {
+        namespace.apply(&format!(
+            "{{apiVersion: scheduling.k8s.io/v1, kind: PriorityClass, metadata: {{name: pipe-test-{name}}}, value: {value}}}"
+        ));
+    }
+    let folder = training(namespace, "kubernetes: {priority_class: pipe-test-low}\n");
+    let running = folder.start(&["run", "t5.yaml"]);
+    trains_on(namespace, &folder);
+    for node in ["n1", "n2"] {
+        namespace.apply(&important_pod(namespace, node));
+    }
+    let waits = namespace.wait_for_pod("that waits for a node", |pod| {
+        let conditions = pod["status"]["conditions"].as_array().map(Vec::as_slice).unwrap_or_default();
+        conditions.iter().any(|condition| condition["reason"] == "Unschedulable")
+    });
+    assert_eq!(waits["spec"]["priorityClassName"], "pipe-test-low");
+    namespace.admin(&["delete", "pods", "--selector=important", "--wait=false"]);
+    running.end().exits(0).says("Insufficient memory");
+    ends_by(&attempts(&folder), "preempted");
+    is_undisturbed(&folder);
+}
+
+/// It asks for nearly all memory of a node.
+fn important_pod(namespace: &Namespace, node: &str) -> String {
+    let memory = namespace.admin(&["get", "node", node, "--output=jsonpath={.status.allocatable.memory}"]);
+    let memory: u64 = memory.trim_end_matches("Ki").parse().unwrap();
+    format!(
+        "{{apiVersion: v1, kind: Pod, metadata: {{name: important-{node}, labels: {{important: 'yes'}}}}, spec: {{nodeSelector: \
+         {{kubernetes.io/hostname: {node}}}, priorityClassName: pipe-test-high, terminationGracePeriodSeconds: 0, containers: [{{name: \
+         it, image: 'kubernetes-test-shell:1', command: [sleep, '300'], resources: {{limits: {{memory: {}Ki}}}}}}]}}}}",
+        memory - 200 * 1024
+    )
+}
+
+/// Somebody deletes the pod: he wants the run to stop.
+fn deleted(namespace: &Namespace) {
+    let folder = training(namespace, "");
+    let running = folder.start(&["run", "t5.yaml"]);
+    trains_on(namespace, &folder);
+    namespace.admin(&["delete", "pods", "--selector=pipe.run", "--wait=false"]);
+    running.end().exits(130).says("the job was cancelled, not by pipe");
+    assert_eq!(attempts(&folder)[0]["cause"], "cancelled", "{:#?}", attempts(&folder));
+    folder.pipe(&["resume"]).exits(0);
+    is_undisturbed(&folder);
+    namespace.is_empty();
+}
+
+fn deadline(namespace: &Namespace) {
+    let folder = namespace.with(prepared(&format!("{}{SMALL}kubernetes: {{time: 1}}\n", train(100 * STEPS))));
+    folder.pipe(&["run", "t5.yaml", "--detach"]).exits(0);
+    folder.wait_for_log(2, "\"type\":\"step\"");
+    folder.pipe(&["stop", "t5"]).exits(0).prints("stopped");
+    assert_eq!(attempts(&folder)[0]["cause"], "time_limit", "{:#?}", attempts(&folder));
+    namespace.is_empty();
+    namespace.nothing_was_forbidden();
+}
+
+/// The container of a lost node runs on, and nothing that it writes reaches the run.
+fn lost_node(namespace: &Namespace) {
+    let claim = namespace.claim();
+    let folder = training(namespace, "kubernetes: {volume: claim/training}\n");
+    // So slow that it still trains when the cluster gives up the node.
+    let running = folder.start(&["run", "t5.yaml", "--set", "container.cpus=0.12"]);
+    let node = trains_on(namespace, &folder);
+    namespace.cluster.ask("kill-node", &[&node]);
+    namespace.wait_for_pod("on another node", |pod| pod["spec"]["nodeName"].as_str().is_some_and(|it| it != node));
+    folder.wait_for_log(2, "\"type\":\"step\"");
+    let written = claim.size_of_events(1);
+    namespace.wait_until("a step of the lost node", || claim.size_of_events(1) > written);
+    assert!(runs_on(namespace, &node));
+    namespace.cluster.ask("start-node", &[&node]);
+    running.end().exits(0);
+    ends_by(&attempts(&folder), "node_lost");
+    is_undisturbed(&folder);
+    namespace.wait_until("the end of the old container", || !runs_on(namespace, &node));
+    drop(claim);
+    namespace.nothing_was_forbidden();
+}
+
+/// Whether a training runs in a container of this node, whatever the cluster believes.
+fn runs_on(namespace: &Namespace, node: &str) -> bool {
+    let label = format!("label=io.kubernetes.pod.namespace={}", namespace.name);
+    let output = Command::new("docker")
+        .args(["ps", "--filter", &label, "--filter", "label=io.kubernetes.container.name=job"])
+        .args(["--format", "{{.Label \"kubernetes-test-node\"}}"])
+        .output()
+        .unwrap();
+    String::from_utf8(output.stdout).unwrap().lines().any(|name| name.ends_with(&format!("-{node}")))
+}
+
+fn restarted_server(namespace: &Namespace) {
+    let folder = training(namespace, "");
+    let running = folder.start(&["run", "t5.yaml"]);
+    folder.wait_for_log(1, "\"step\":4,");
+    namespace.cluster.ask("stop-api", &[]);
+    std::thread::sleep(Duration::from_secs(5));
+    namespace.cluster.ask("start-api", &[]);
+    running.end().exits(0);
+    assert_eq!(attempts(&folder).len(), 1);
+    is_undisturbed(&folder);
+    namespace.nothing_was_forbidden();
+}
+
+fn stopped_and_killed(namespace: &Namespace) {
+    let folder = training(namespace, "");
+    let running = folder.start(&["run", "t5.yaml"]);
+    folder.wait_for_log(1, "\"step\":6,");
+    folder.pipe(&["stop", "t5"]).exits(0).prints("stopped");
+    running.end().exits(130);
+    namespace.is_empty();
+    // Its pod runs on when `pipe` is killed, and the next one takes it over.
+    let running = folder.start(&["resume"]);
+    folder.wait_for_log(2, "\"type\":\"step\"");
+    running.kill_alive();
+    folder.pipe(&["ls", "--json"]).exits(0);
+    folder.pipe(&["resume"]).exits(0);
+    assert_eq!(attempts(&folder).len(), 2, "the pod went on");
+    same_curve(&curve(&folder.run_folder()), crate::undisturbed::undisturbed(), crate::undisturbed::EFFECTIVE, 1e-5);
+    namespace.is_empty();
+    namespace.nothing_was_forbidden();
+}

@@ -1,0 +1,243 @@
+//! Runs on a real Kubernetes: what their pods may, what the cluster refuses, steps, trials, and many runs at once.
+
+use serde_json::Value;
+
+use crate::harness::{Answer, Folder, Running, Suite};
+use crate::kubernetes::{CARDS, Namespace, on_kubernetes};
+use crate::kubernetes_ends::SMALL;
+use crate::undisturbed::{STEPS, attempts, is_undisturbed, prepared, train};
+
+pub fn tests(suite: &mut Suite) {
+    let mut test = |name: &str, often: bool, test: fn(&Namespace)| {
+        on_kubernetes(suite, &format!("kubernetes_cluster::{name}"), test);
+        if !often {
+            suite.last_is_thorough();
+        }
+    };
+    test("a_training", true, a_training);
+    test("what_the_cluster_refuses_and_doctor", true, refused);
+    test("steps_and_trials", true, steps_and_trials);
+    test("detached", false, detached);
+    test("many_runs_that_wait", false, many_runs);
+}
+
+/// Programs of a shell: the image is on the nodes, as every image of the machine's Docker is.
+const SHELL: &str = "container: {gpus: 0, cpus: 0.1, memory: 50m, image: \"kubernetes-test-shell:1\", env: {TOKEN: \"a ${TOKEN_OF_TEST}\"}}";
+
+/// It is in no file, and in no object but a Secret.
+const SECRET: &str = "value-of-a-variable";
+
+fn with_secret(namespace: &Namespace) -> Folder {
+    namespace.with(Folder::new()).env("TOKEN_OF_TEST", SECRET)
+}
+
+/// A command in a shell.
+fn write_job(folder: &Folder, command: &str, more: &str) {
+    let command = serde_json::to_string(command).unwrap();
+    folder.write(
+        "job.yaml",
+        format!("version: 1\nname: job\nengine: kubernetes\ncommand: [bash, -c, {command}]\n{SHELL}\n{more}"),
+    );
+}
+
+fn a_training(namespace: &Namespace) {
+    let folder = namespace.with(prepared(&format!("{}{SMALL}", train(STEPS)))).env("TOKEN_OF_TEST", SECRET);
+    let secret = "container.env={TOKEN: \"a ${TOKEN_OF_TEST}\"}";
+    let running = folder.start(&["run", "t5.yaml", "--set", secret]);
+    folder.wait_for_log(1, "\"type\":\"step\"");
+    let pods = namespace.pods();
+    assert_eq!(pods.len(), 1);
+    is_restricted(&pods[0]);
+    for kind in ["pods", "jobs", "configmaps", "events"] {
+        let text = namespace.admin(&["get", kind, "--output=yaml"]);
+        assert!(!text.contains(SECRET), "a value of a variable in {kind}:\n{text}");
+    }
+    assert!(!namespace.list("secrets").is_empty());
+    running.end().exits(0);
+    is_undisturbed(&folder);
+    assert!(folder.run_folder().join("model/config.json").is_file());
+    let found = folder.other_command("grep").args(["--recursive", "--files-with-matches", SECRET, "runs"]).output();
+    assert_eq!(String::from_utf8(found.unwrap().stdout).unwrap(), "");
+    namespace.is_empty();
+    namespace.nothing_was_forbidden();
+}
+
+/// The level `restricted` of the Pod Security Standards, and what is stricter still.
+#[track_caller]
+fn is_restricted(pod: &Value) {
+    let spec = &pod["spec"];
+    for shared in ["hostNetwork", "hostPID", "hostIPC"] {
+        assert_ne!(spec[shared], true, "{shared}: {spec:#}");
+    }
+    assert_eq!(spec["automountServiceAccountToken"], false, "{spec:#}");
+    assert_eq!(spec["securityContext"]["sysctls"], Value::Null);
+    let allowed =
+        ["configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret"];
+    for volume in items(&spec["volumes"]) {
+        let kinds: Vec<&String> = volume.as_object().unwrap().keys().filter(|key| *key != "name").collect();
+        assert!(kinds.iter().all(|kind| allowed.contains(&kind.as_str())), "{volume}");
+    }
+    let containers: Vec<&Value> = items(&spec["containers"]).chain(items(&spec["initContainers"])).collect();
+    assert!(!containers.is_empty());
+    for container in containers {
+        let own = &container["securityContext"];
+        let either = |key: &str| if own[key].is_null() { &spec["securityContext"][key] } else { &own[key] };
+        assert_ne!(own["privileged"], true, "{container:#}");
+        assert_eq!(own["allowPrivilegeEscalation"], false, "{container:#}");
+        assert_eq!(own["readOnlyRootFilesystem"], true, "{container:#}");
+        assert_eq!(own["capabilities"]["drop"], serde_json::json!(["ALL"]), "{container:#}");
+        assert_eq!(own["capabilities"]["add"], Value::Null, "{container:#}");
+        assert_eq!(*either("runAsNonRoot"), true, "{container:#}");
+        assert_ne!(*either("runAsUser"), 0, "{container:#}");
+        assert_eq!(either("seccompProfile")["type"], "RuntimeDefault", "{container:#}");
+        assert!(items(&container["ports"]).all(|port| port["hostPort"].is_null()), "{container:#}");
+        assert!(container["resources"]["limits"]["memory"].is_string(), "{container:#}");
+    }
+}
+
+fn items(list: &Value) -> std::slice::Iter<'_, Value> {
+    list.as_array().map(Vec::as_slice).unwrap_or_default().iter()
+}
+
+fn refused(namespace: &Namespace) {
+    forbidden(namespace);
+    namespace
+        .apply("{apiVersion: v1, kind: ResourceQuota, metadata: {name: small}, spec: {hard: {limits.memory: 1Gi}}}");
+    for (setting, says) in [
+        ("container.memory=2g", "exceeded quota: small"),
+        ("container.image=nobody/nothing:1", "nobody/nothing:1"),
+        ("kubernetes.namespace=nowhere", "nowhere"),
+        ("kubernetes.context=nowhere", "nowhere"),
+        ("kubernetes.volume=claim/nowhere", "nowhere"),
+        ("kubernetes.priority_class=nowhere", "nowhere"),
+        ("kubernetes.service_account=nowhere", "nowhere"),
+    ] {
+        let folder = with_secret(namespace);
+        write_job(&folder, "sleep 100", "");
+        folder.pipe(&["run", "job.yaml", "--set", setting]).exits(4).says(says).says("hint: ");
+        assert_eq!(namespace.pods().len(), 0, "{setting}");
+    }
+    namespace.admin(&["delete", "resourcequota", "small"]);
+    no_card_left(namespace);
+}
+
+/// A user without a right gets the words of the server, and `pipe doctor` names each right that is missing.
+fn forbidden(namespace: &Namespace) {
+    let stranger = format!("stranger-of-{}", namespace.name);
+    let folder = namespace.with_user(Folder::new(), &stranger).env("TOKEN_OF_TEST", SECRET);
+    write_job(&folder, "sleep 100", "");
+    folder.pipe(&["run", "job.yaml"]).exits(4).says("forbidden").says(&stranger).says("hint: ");
+    folder.pipe(&["doctor", "--engine", "kubernetes"]).exits(4).prints("this user may not: create pods");
+    let folder = with_secret(namespace);
+    let answer = folder.pipe(&["doctor", "--engine", "kubernetes"]).exits(0);
+    answer.prints(&format!("namespace {}", namespace.name)).prints(&format!("{} nvidia.com/gpu", 2 * CARDS));
+    // What belongs to a run: not his to read or to stop.
+    write_job(&folder, "echo begun; sleep 100", "");
+    let running = folder.start(&["run", "job.yaml"]);
+    folder.wait_for_log(1, "begun");
+    for args in [
+        &["get", "pods"][..],
+        &["get", "secrets", "--output=yaml"],
+        &["logs", "--selector=pipe.run"],
+        &["delete", "pods", "--all"],
+    ] {
+        let (printed, says) = namespace.kubectl(&stranger, args, None);
+        assert!(printed.is_none() && says.contains("Forbidden"), "{args:?}: {printed:?} {says}");
+    }
+    stop(&folder, running);
+}
+
+fn stop(folder: &Folder, running: Running) -> Answer {
+    folder.pipe(&["stop", "job"]).exits(0).prints("stopped");
+    running.end().exits(130)
+}
+
+/// The sentence of the scheduler is said while the pod waits.
+fn no_card_left(namespace: &Namespace) {
+    let folder = with_secret(namespace);
+    write_job(&folder, "sleep 100", "");
+    let cards = format!("container.gpus={}", CARDS + 1);
+    let mut running = folder.start(&["run", "job.yaml", "--set", &cards]);
+    running.wait_until_it_says("Insufficient nvidia.com/gpu");
+    stop(&folder, running);
+    namespace.is_empty();
+}
+
+fn steps_and_trials(namespace: &Namespace) {
+    let folder = with_secret(namespace);
+    folder.write(
+        "steps.yaml",
+        format!(
+            "version: 1\nname: graph\nengine: kubernetes\nsteps:\n  \
+             one:\n    command: [bash, -c, 'echo done > {{run}}/a']\n    outputs: {{a: a}}\n    {SHELL}\n  \
+             two:\n    needs: [one]\n    command: [bash, -c, 'cat {{steps.one.a}} > {{run}}/b; echo \"$TOKEN\" | wc -c >> {{run}}/b']\n    \
+             outputs: {{b: b}}\n    {SHELL}\n  \
+             three:\n    needs: [two]\n    command: [bash, -c, 'cat {{steps.two.b}}']\n    {SHELL}\n"
+        ),
+    );
+    let answer = folder.pipe(&["run", "steps.yaml"]).exits(0);
+    answer.says("[three] done").says(&format!("[three] {}", SECRET.len() + 3));
+    namespace.is_empty();
+    trials(namespace);
+    namespace.nothing_was_forbidden();
+}
+
+/// Two trials at a time, and never more.
+fn trials(namespace: &Namespace) {
+    let folder = with_secret(namespace);
+    let line = r#"sleep 2; echo "{{\"step\": 1, \"loss\": {vars.x}}}""#;
+    let line = serde_json::to_string(line).unwrap();
+    folder.write(
+        "study.yaml",
+        format!(
+            "version: 1\ntune: study\npipeline:\n  version: 1\n  name: study\n  engine: kubernetes\n  command: [bash, -c, {line}]\n  \
+             vars: {{x: 1.0}}\n  {SHELL}\nobjective: {{metric: loss, direction: minimize}}\nspace: {{vars.x: {{low: 0.0, high: 1.0}}}}\n\
+             budget: {{trials: 5, parallel: 2}}\nprune: {{kind: none}}\n"
+        ),
+    );
+    let mut running = folder.start(&["tune", "run", "study.yaml"]);
+    let mut most = 0;
+    while !running.has_ended() {
+        let pods = namespace.pods();
+        let active = pods.iter().filter(|pod| pod["metadata"]["deletionTimestamp"].is_null());
+        most = most.max(
+            active.filter(|pod| ["Pending", "Running"].map(Value::from).contains(&pod["status"]["phase"])).count(),
+        );
+        std::thread::sleep(std::time::Duration::from_millis(200));
+    }
+    running.end().exits(0).prints("trials: 5 complete");
+    assert_eq!(most, 2, "trials at once");
+    namespace.is_empty();
+}
+
+fn detached(namespace: &Namespace) {
+    let folder = namespace.with(prepared(&format!("{}{SMALL}", train(STEPS))));
+    folder.pipe(&["run", "t5.yaml", "--detach"]).exits(0);
+    folder.pipe(&["attach", "t5"]).exits(0);
+    assert_eq!(attempts(&folder).len(), 1);
+    is_undisturbed(&folder);
+    namespace.is_empty();
+    namespace.nothing_was_forbidden();
+}
+
+/// Runs that wait for a card are told about by one watch each, and ask for nothing meanwhile.
+fn many_runs(namespace: &Namespace) {
+    let folder = with_secret(namespace);
+    write_job(&folder, "sleep 100", "");
+    let cards = format!("container.gpus={}", CARDS + 1);
+    let runs = 20;
+    for _ in 0..runs {
+        folder.pipe(&["run", "job.yaml", "--detach", "--set", &cards]).exits(0);
+    }
+    namespace.wait_until("all pods", || namespace.pods().len() == runs);
+    std::thread::sleep(std::time::Duration::from_secs(5));
+    let before = namespace.cluster.requests(&namespace.user()).len();
+    std::thread::sleep(std::time::Duration::from_secs(30));
+    let asked = namespace.cluster.requests(&namespace.user()).len() - before;
+    assert!(asked <= runs, "{asked} requests in 30 s for {runs} runs that wait");
+    let listed = folder.pipe(&["ls", "--json"]).exits(0).json();
+    let ids: Vec<&str> = items(&listed).map(|run| run["id"].as_str().unwrap()).collect();
+    folder.pipe(&[&["stop"], &ids[..]].concat()).exits(0);
+    namespace.is_empty();
+    namespace.nothing_was_forbidden();
+}
