@@ -17,6 +17,7 @@ pub fn tests(suite: &mut Suite) {
     test("a_training", true, a_training);
     test("what_the_cluster_refuses_and_doctor", true, refused);
     test("steps_and_trials", true, steps_and_trials);
+    test("an_image_that_nobody_has", false, unknown_image);
     test("detached", false, detached);
     test("many_runs_that_wait", false, many_runs);
 }
@@ -105,7 +106,6 @@ fn refused(namespace: &Namespace) {
         .apply("{apiVersion: v1, kind: ResourceQuota, metadata: {name: small}, spec: {hard: {limits.memory: 1Gi}}}");
     for (setting, says) in [
         ("container.memory=2g", "exceeded quota: small"),
-        ("container.image=nobody/nothing:1", "nobody/nothing:1"),
         ("kubernetes.namespace=nowhere", "nowhere"),
         ("kubernetes.context=nowhere", "nowhere"),
         ("kubernetes.priority_class=nowhere", "nowhere"),
@@ -118,6 +118,16 @@ fn refused(namespace: &Namespace) {
     }
     namespace.admin(&["delete", "resourcequota", "small"]);
     no_card_left(namespace);
+}
+
+/// A registry that does not answer may come back: after a minute the run ends.
+fn unknown_image(namespace: &Namespace) {
+    let folder = with_secret(namespace);
+    write_job(&folder, "sleep 100", "");
+    let answer = folder.pipe(&["run", "job.yaml", "--set", "container.image=nobody/nothing:1"]).exits(4);
+    answer.says("the pod cannot start: ").says("nobody/nothing:1").says("hint: ");
+    namespace.is_empty();
+    namespace.nothing_was_forbidden();
 }
 
 /// A user without a right gets the words of the server, and `pipe doctor` names each right that is missing.
