@@ -2,10 +2,10 @@
 //! docs/kubernetes.md gives him.
 
 use std::collections::BTreeSet;
-use std::io::Write;
+use std::io::{Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -80,6 +80,8 @@ impl Kubernetes {
         let namespace = Namespace { cluster: self, name };
         namespace.admin(&["create", "namespace", &namespace.name]);
         namespace.apply(&documented_rights(&namespace.name, &namespace.user()));
+        // Without it the cluster refuses every pod.
+        namespace.wait_until("a service account", || namespace.list("serviceaccounts").len() == 1);
         namespace
     }
 
@@ -109,6 +111,25 @@ impl Drop for Kubernetes {
         } else {
             std::fs::remove_dir_all(&self.folder).ok();
         }
+    }
+}
+
+/// A watch of pods.
+pub struct Reasons(Child);
+
+impl Reasons {
+    pub fn end(mut self) -> String {
+        let mut text = String::new();
+        self.0.kill().unwrap();
+        self.0.stdout.take().unwrap().read_to_string(&mut text).unwrap();
+        text
+    }
+}
+
+impl Drop for Reasons {
+    fn drop(&mut self) {
+        self.0.kill().ok();
+        self.0.wait().ok();
     }
 }
 
@@ -190,6 +211,15 @@ impl Namespace<'_> {
     /// The pods that `pipe` made.
     pub fn pods(&self) -> Vec<Value> {
         self.list("pods").into_iter().filter(|pod| pod["metadata"]["labels"]["pipe.run"].is_string()).collect()
+    }
+
+    /// Writes down why containers end, until it is asked for.
+    pub fn watch_reasons(&self) -> Reasons {
+        let reasons = "--output=jsonpath={.status.containerStatuses[*].state.terminated.reason} ";
+        let mut command = Command::new("kubectl");
+        command.arg("--kubeconfig").arg(self.cluster.kubeconfig("admin")).args(["--namespace", &self.name]);
+        command.args(["get", "pods", "--watch", reasons]).stdin(Stdio::null()).stdout(Stdio::piped());
+        Reasons(command.stderr(Stdio::null()).spawn().unwrap())
     }
 
     /// Waits until there is a pod such as this.

@@ -22,10 +22,10 @@ pub fn tests(suite: &mut Suite) {
     };
     test("a_lost_node_that_comes_back", false, lost_node);
     test("out_of_memory", true, out_of_memory);
-    test("drained_preempted_and_deleted", true, moved);
+    test("drained_preempted_and_deleted", false, moved);
     test("the_time_is_over", false, deadline);
     test("a_restarted_api_server", false, restarted_server);
-    test("stopped_and_killed", true, stopped_and_killed);
+    test("stopped_and_killed", false, stopped_and_killed);
 }
 
 pub const SMALL: &str = "container: {gpus: 0, cpus: 1, memory: 700m}\nengine: kubernetes\n";
@@ -45,23 +45,17 @@ fn out_of_memory(namespace: &Namespace) {
     alone.pipe(&["run", "t5.yaml", "--engine", "process"]).exits(0);
     let limits = "container: {gpus: 0, cpus: 1, memory: 260m}\nengine: kubernetes\n";
     let folder = namespace.with(wide(limits));
-    let running = folder.start(&["run", "t5.yaml", "--set", "memory.worst_first=false"]);
-    let killed =
-        namespace.wait_for_pod("that was killed", |pod| states(pod).any(|state| state["reason"] == "OOMKilled"));
-    running.end().exits(0);
+    let reasons = namespace.watch_reasons();
+    folder.pipe(&["run", "t5.yaml", "--set", "memory.worst_first=false"]).exits(0);
+    let reasons = reasons.end();
+    assert!(reasons.contains("OOMKilled"), "{reasons}");
     let attempts = attempts(&folder);
     ends_by(&attempts, "host_memory");
-    assert_eq!(attempts[0]["outcome"], "oom", "{killed:#}\n{attempts:#?}");
+    assert_eq!(attempts[0]["outcome"], "oom", "{attempts:#?}");
     // Parts of other sizes are rounded otherwise, which a small eps of the optimizer would make larger.
     same_curve(&curve_once(&folder), &curve(&alone.run_folder()), WIDE_EFFECTIVE, 1e-4);
     namespace.is_empty();
     namespace.nothing_was_forbidden();
-}
-
-/// How the containers of a pod have ended.
-fn states(pod: &Value) -> impl Iterator<Item = &Value> {
-    let containers = pod["status"]["containerStatuses"].as_array().map(Vec::as_slice).unwrap_or_default();
-    containers.iter().map(|container| &container["state"]["terminated"])
 }
 
 /// Whatever takes a pod from a node: the next one continues, also without a volume.
@@ -194,6 +188,7 @@ fn runs_on(namespace: &Namespace, node: &str) -> bool {
     String::from_utf8(output.stdout).unwrap().lines().any(|name| name.ends_with(&format!("-{node}")))
 }
 
+/// A server that has just started forbids everything for a moment: that is no answer.
 fn restarted_server(namespace: &Namespace) {
     let folder = training(namespace, "");
     let running = folder.start(&["run", "t5.yaml"]);
@@ -204,7 +199,6 @@ fn restarted_server(namespace: &Namespace) {
     running.end().exits(0);
     assert_eq!(attempts(&folder).len(), 1);
     is_undisturbed(&folder);
-    namespace.nothing_was_forbidden();
 }
 
 fn stopped_and_killed(namespace: &Namespace) {

@@ -17,6 +17,7 @@ pub fn tests(suite: &mut Suite) {
     test("a_training", true, a_training);
     test("what_the_cluster_refuses_and_doctor", true, refused);
     test("steps_and_trials", true, steps_and_trials);
+    test("an_image_that_nobody_has", false, unknown_image);
     test("detached", false, detached);
     test("many_runs_that_wait", false, many_runs);
 }
@@ -105,10 +106,8 @@ fn refused(namespace: &Namespace) {
         .apply("{apiVersion: v1, kind: ResourceQuota, metadata: {name: small}, spec: {hard: {limits.memory: 1Gi}}}");
     for (setting, says) in [
         ("container.memory=2g", "exceeded quota: small"),
-        ("container.image=nobody/nothing:1", "nobody/nothing:1"),
         ("kubernetes.namespace=nowhere", "nowhere"),
         ("kubernetes.context=nowhere", "nowhere"),
-        ("kubernetes.volume=claim/nowhere", "nowhere"),
         ("kubernetes.priority_class=nowhere", "nowhere"),
         ("kubernetes.service_account=nowhere", "nowhere"),
     ] {
@@ -119,6 +118,16 @@ fn refused(namespace: &Namespace) {
     }
     namespace.admin(&["delete", "resourcequota", "small"]);
     no_card_left(namespace);
+}
+
+/// A registry that does not answer may come back: after a minute the run ends.
+fn unknown_image(namespace: &Namespace) {
+    let folder = with_secret(namespace);
+    write_job(&folder, "sleep 100", "");
+    let answer = folder.pipe(&["run", "job.yaml", "--set", "container.image=nobody/nothing:1"]).exits(4);
+    answer.says("the pod cannot start: ").says("nobody/nothing:1").says("hint: ");
+    namespace.is_empty();
+    namespace.nothing_was_forbidden();
 }
 
 /// A user without a right gets the words of the server, and `pipe doctor` names each right that is missing.
@@ -152,12 +161,28 @@ fn stop(folder: &Folder, running: Running) -> Answer {
     running.end().exits(130)
 }
 
+/// Pods that have all GPUs of both nodes.
+fn take_all_cards(namespace: &Namespace) {
+    for node in ["n1", "n2"] {
+        namespace.apply(&format!(
+            "{{apiVersion: v1, kind: Pod, metadata: {{name: busy-{node}}}, spec: {{nodeSelector: {{kubernetes.io/hostname: {node}}}, \
+             terminationGracePeriodSeconds: 0, containers: [{{name: it, image: 'kubernetes-test-shell:1', command: [sleep, '300'], \
+             resources: {{limits: {{nvidia.com/gpu: {CARDS}}}}}}}]}}}}"
+        ));
+    }
+    let is_running = |pod: &Value| pod["status"]["phase"] == "Running";
+    namespace
+        .wait_until("pods with all cards", || namespace.list("pods").iter().filter(|pod| is_running(pod)).count() == 2);
+}
+
 /// The sentence of the scheduler is said while the pod waits.
 fn no_card_left(namespace: &Namespace) {
+    take_all_cards(namespace);
     let folder = with_secret(namespace);
     write_job(&folder, "sleep 100", "");
-    let cards = format!("container.gpus={}", CARDS + 1);
-    let mut running = folder.start(&["run", "job.yaml", "--set", &cards]);
+    let more = format!("container.gpus={}", CARDS + 1);
+    folder.pipe(&["run", "job.yaml", "--set", &more]).exits(4).says(&format!("has {CARDS}")).says("hint: ");
+    let mut running = folder.start(&["run", "job.yaml", "--set", "container.gpus=1"]);
     running.wait_until_it_says("Insufficient nvidia.com/gpu");
     stop(&folder, running);
     namespace.is_empty();
@@ -185,7 +210,8 @@ fn steps_and_trials(namespace: &Namespace) {
 /// Two trials at a time, and never more.
 fn trials(namespace: &Namespace) {
     let folder = with_secret(namespace);
-    let line = r#"sleep 2; echo "{{\"step\": 1, \"loss\": {vars.x}}}""#;
+    // Braces by their numbers: those of the line are placeholders.
+    let line = r#"sleep 2; printf '\173"step": 1, "loss": %s\175\n' {vars.x}"#;
     let line = serde_json::to_string(line).unwrap();
     folder.write(
         "study.yaml",
@@ -224,10 +250,10 @@ fn detached(namespace: &Namespace) {
 fn many_runs(namespace: &Namespace) {
     let folder = with_secret(namespace);
     write_job(&folder, "sleep 100", "");
-    let cards = format!("container.gpus={}", CARDS + 1);
+    take_all_cards(namespace);
     let runs = 20;
     for _ in 0..runs {
-        folder.pipe(&["run", "job.yaml", "--detach", "--set", &cards]).exits(0);
+        folder.pipe(&["run", "job.yaml", "--detach", "--set", "container.gpus=1"]).exits(0);
     }
     namespace.wait_until("all pods", || namespace.pods().len() == runs);
     std::thread::sleep(std::time::Duration::from_secs(5));

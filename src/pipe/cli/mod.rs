@@ -258,6 +258,10 @@ fn log_to_stderr(verbose: u8) {
         _ => "debug",
     };
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(default));
+    // These clients log whole requests, with tokens and variables in them. RUST_LOG must not show these. Some also log as an error what is
+    // tried again.
+    let silent = ["kube_client=off", "tower=off"].into_iter().filter_map(|directive| directive.parse().ok());
+    let filter = silent.fold(filter, EnvFilter::add_directive);
     let log = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
@@ -265,8 +269,8 @@ fn log_to_stderr(verbose: u8) {
         // It would report on stderr that stderr is closed, and panic.
         .log_internal_errors(false)
         .finish();
-    // These clients log whole requests, with tokens and variables in them. RUST_LOG must not show these.
-    let bridge = LogTracer::builder().ignore_all(["bollard", "h2", "hyper", "hyper_util", "ureq", "rustls"]);
+    let bridge =
+        LogTracer::builder().ignore_all(["bollard", "h2", "hyper", "hyper_util", "ureq", "rustls", "tungstenite"]);
     if tracing::subscriber::set_global_default(log).is_ok() {
         bridge.with_max_level(LevelFilter::current().as_log()).init().ok();
     }

@@ -38,6 +38,9 @@ const LOST_TIMEOUT: Duration = Duration::from_secs(20);
 /// How long a job that has its files may take to begin.
 const BEGIN_TIMEOUT: Duration = Duration::from_secs(60);
 
+/// How long the files of a job that runs may not come before that is said.
+const SILENT_TIMEOUT: Duration = Duration::from_secs(10);
+
 /// Between two tries to carry files to a pod.
 const CARRY_INTERVAL: Duration = Duration::from_secs(2);
 
@@ -163,6 +166,13 @@ impl<T> Drop for Task<T> {
     }
 }
 
+/// The files on their way to a pod, and when that was last begun.
+#[derive(Default)]
+struct Upload {
+    task: Option<Task<Result<(), NotCarried>>>,
+    tried: Option<Instant>,
+}
+
 pub struct Follower {
     cluster: Cluster,
     plan: Plan,
@@ -175,12 +185,13 @@ pub struct Follower {
     said: String,
     is_away: bool,
     stuck: Option<Instant>,
-    upload: Option<Task<Result<(), NotCarried>>>,
-    carried: Option<Instant>,
+    upload: Upload,
     download: Option<Task<()>>,
     progress: Arc<Progress>,
     /// When the files were last seen to come, since the pod was asked to end.
     alive: Option<Instant>,
+    /// When they were last seen to come at all.
+    heard: Instant,
     ended: Option<Instant>,
 }
 
@@ -196,11 +207,11 @@ impl Follower {
             said: String::new(),
             is_away: false,
             stuck: None,
-            upload: None,
-            carried: None,
+            upload: Upload::default(),
             download: None,
             progress: Arc::default(),
             alive: None,
+            heard: Instant::now(),
             ended: None,
         }
     }
@@ -254,7 +265,11 @@ impl Follower {
                 }
             }
             Stage::Runs { node } => {
-                self.say(Source::Engine, format!("pod {} runs on {node}", self.plan.pod), to).await?;
+                let text = match self.is_silent() {
+                    false => format!("pod {} runs on {node}", self.plan.pod),
+                    true => format!("pod {} cannot be reached: {node} may be lost; trying again", self.plan.pod),
+                };
+                self.say(Source::Engine, text, to).await?;
                 self.start_download();
                 // A job whose files are complete has ended, and the cluster says so soon.
                 return Ok(self.progress.is_complete() && self.since_end() > END_TIMEOUT || self.is_lost(&found));
@@ -270,6 +285,14 @@ impl Follower {
 
     fn since_end(&mut self) -> Duration {
         self.ended.get_or_insert_with(Instant::now).elapsed()
+    }
+
+    /// Whether the files of a job that runs have not come for a while.
+    fn is_silent(&mut self) -> bool {
+        if self.download.is_none() || self.progress.is_connected() || self.progress.is_complete() || self.is_away {
+            self.heard = Instant::now();
+        }
+        self.heard.elapsed() > SILENT_TIMEOUT
     }
 
     /// Whether all files of a job that has ended are here, or do not come within this time.
@@ -300,11 +323,11 @@ impl Follower {
 
     /// Carries files to the pod that waits for them; whether the job is refused.
     async fn carry(&mut self, to: &LineSender) -> Result<bool, Closed> {
-        let is_done = self.upload.as_ref().is_some_and(|task| task.0.is_finished());
-        if is_done && let Some(mut task) = self.upload.take() {
+        let is_done = self.upload.task.as_ref().is_some_and(|task| task.0.is_finished());
+        if is_done && let Some(mut task) = self.upload.task.take() {
             match (&mut task.0).await {
                 // The cluster says soon that the job has begun.
-                Ok(Ok(())) => self.carried = Some(Instant::now() + BEGIN_TIMEOUT),
+                Ok(Ok(())) => self.upload.tried = Some(Instant::now() + BEGIN_TIMEOUT),
                 Ok(Err(NotCarried::Unreadable { said })) => {
                     return Ok(self.refuse(format!("its files cannot be carried to the pod: {said}")).await);
                 }
@@ -315,12 +338,12 @@ impl Follower {
                 Err(error) => tracing::debug!("{error}"),
             }
         }
-        if self.upload.is_none() && self.carried.is_none_or(|at| at.elapsed() > CARRY_INTERVAL) {
-            self.carried = Some(Instant::now());
+        if self.upload.task.is_none() && self.upload.tried.is_none_or(|at| at.elapsed() > CARRY_INTERVAL) {
+            self.upload.tried = Some(Instant::now());
             if self.said.is_empty() || !self.said.contains("files") {
                 self.say(Source::Queue, format!("carrying files to pod {}", self.plan.pod), to).await?;
             }
-            self.upload = Some(Task(tokio::spawn(upload::carry(self.cluster.clone(), self.plan.clone()))));
+            self.upload.task = Some(Task(tokio::spawn(upload::carry(self.cluster.clone(), self.plan.clone()))));
         }
         Ok(false)
     }
