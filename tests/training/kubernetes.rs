@@ -337,7 +337,9 @@ pub fn documented_rights(namespace: &str, user: &str) -> String {
     assert!(!rights.is_empty(), "docs/kubernetes.md has no block with a Role");
     let text = rights.join("---\n");
     assert!(text.contains(&format!("namespace: {DOCUMENTED}")) && text.contains("name: you"), "{text}");
+    let binding = "kind: ClusterRoleBinding\nmetadata: {name: pipe-nodes";
     text.replace(&format!("namespace: {DOCUMENTED}"), &format!("namespace: {namespace}"))
+        .replace(binding, &format!("{binding}-{namespace}"))
         .replace("name: you", &format!("name: {user}"))
 }
 
