@@ -85,6 +85,12 @@ impl Kubernetes {
         namespace
     }
 
+    /// Kills the kubelet of a node, which comes back when this is dropped.
+    pub fn lose<'a>(&'a self, node: &'a str) -> LostNode<'a> {
+        self.ask("kill-node", &[node]);
+        LostNode { cluster: self, node }
+    }
+
     fn kubeconfig(&self, user: &str) -> PathBuf {
         self.folder.join(format!("{user}.kubeconfig"))
     }
@@ -97,6 +103,18 @@ impl Kubernetes {
             .map(|line| serde_json::from_str::<Value>(line).unwrap())
             .filter(|request| request["user"]["username"] == user)
             .collect()
+    }
+}
+
+/// A node whose containers run on.
+pub struct LostNode<'a> {
+    cluster: &'a Kubernetes,
+    node: &'a str,
+}
+
+impl Drop for LostNode<'_> {
+    fn drop(&mut self) {
+        self.cluster.ask("start-node", &[self.node]);
     }
 }
 
@@ -337,7 +355,9 @@ pub fn documented_rights(namespace: &str, user: &str) -> String {
     assert!(!rights.is_empty(), "docs/kubernetes.md has no block with a Role");
     let text = rights.join("---\n");
     assert!(text.contains(&format!("namespace: {DOCUMENTED}")) && text.contains("name: you"), "{text}");
+    let binding = "kind: ClusterRoleBinding\nmetadata: {name: pipe-nodes";
     text.replace(&format!("namespace: {DOCUMENTED}"), &format!("namespace: {namespace}"))
+        .replace(binding, &format!("{binding}-{namespace}"))
         .replace("name: you", &format!("name: {user}"))
 }
 

@@ -162,13 +162,13 @@ fn lost_node(namespace: &Namespace) {
     // So slow that it still trains when the cluster gives up the node.
     let running = folder.start(&["run", "t5.yaml", "--set", "container.cpus=0.12"]);
     let node = trains_on(namespace, &folder);
-    namespace.cluster.ask("kill-node", &[&node]);
+    let lost = namespace.cluster.lose(&node);
     namespace.wait_for_pod("on another node", |pod| pod["spec"]["nodeName"].as_str().is_some_and(|it| it != node));
-    folder.wait_for_log(2, "\"type\":\"step\"");
     let written = claim.size_of_events(1);
     namespace.wait_until("a step of the lost node", || claim.size_of_events(1) > written);
     assert!(runs_on(namespace, &node));
-    namespace.cluster.ask("start-node", &[&node]);
+    folder.wait_for_log(2, "\"type\":\"step\"");
+    drop(lost);
     running.end().exits(0);
     ends_by(&attempts(&folder), "node_lost");
     is_undisturbed(&folder);

@@ -78,7 +78,10 @@ pub fn stage(pod: &Pod) -> Stage {
         Some(_) => format!("{} prepares it", node(pod)),
         None => String::new(),
     };
-    Stage::Waits { why }
+    match why.contains("persistentvolumeclaim") && why.contains("not found") {
+        true => Stage::Stuck { why, is_final: false },
+        false => Stage::Waits { why },
+    }
 }
 
 fn node(pod: &Pod) -> String {
@@ -247,7 +250,11 @@ mod tests {
         let full = "0/2 nodes are available: 2 Insufficient nvidia.com/gpu.";
         let unscheduled = json!({"phase": "Pending", "conditions": [
             {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": full}]});
+        let claim = "persistentvolumeclaim \"x\" not found";
+        let no_claim = json!({"phase": "Pending", "conditions": [
+            {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": claim}]});
         for (status, want) in [
+            (no_claim, Stage::Stuck { why: claim.to_owned(), is_final: false }),
             (json!({"phase": "Pending"}), Stage::Waits { why: String::new() }),
             (unscheduled, Stage::Waits { why: full.to_owned() }),
             (
