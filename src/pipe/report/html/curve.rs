@@ -367,10 +367,10 @@ mod tests {
     #[test]
     fn means_follow_a_line_and_flatten_noise() {
         let line: Vec<Point> = (0..1000).map(|x| (f64::from(x), f64::from(2 * x))).collect();
-        assert!(running_mean(&line)[..990].iter().zip(&line).all(|(mean, point)| (mean.1 - point.1).abs() < 1e-6));
+        assert!(running_mean(&line, 10)[..990].iter().zip(&line).all(|(mean, point)| (mean.1 - point.1).abs() < 1e-6));
         let noise: Vec<Point> = (0..1000).map(|x| (f64::from(x), f64::from(x % 2))).collect();
-        assert!(running_mean(&noise)[20..].iter().all(|mean| (mean.1 - 0.5).abs() < 0.06));
-        assert_eq!(running_mean(&[]), []);
+        assert!(running_mean(&noise, 10)[20..].iter().all(|mean| (mean.1 - 0.5).abs() < 0.06));
+        assert_eq!(running_mean(&[], 10), []);
     }
 
     #[test]

@@ -143,7 +143,7 @@ mod tests {
         let answer = Answer { metric: "eval.accuracy".to_owned(), value: 0.5, ..Answer::default() };
         let state =
             RunState { kind: pipe_spec::run::RunKind::Stages(graph.to_vec()), ..RunState::new("x", "x<", "toy") };
-        let page = section(&state, &[("end".to_owned(), answer)].into());
+        let page = section(&state, &[("end".to_owned(), answer)].into(), |run| format!("../{run}/report.html"));
         assert_eq!(page.matches("50 % right").count(), 1, "{page}");
         assert_eq!(page.matches("<rect").count(), 4);
         assert_eq!(page.matches("<path").count(), 4);
