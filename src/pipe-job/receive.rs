@@ -69,8 +69,26 @@ pub fn receive(flags: &Flags) -> io::Result<()> {
 fn keep(root: &Path, attempt: &str, name: &str) -> io::Result<()> {
     let own = root.join(attempt).join(name);
     std::fs::create_dir_all(&own)?;
-    let Some(before) = before(&root.join(attempt), name) else { return Ok(()) };
-    for entry in std::fs::read_dir(before)?.flatten() {
+    before(&root.join(attempt), name).map_or(Ok(()), |before| link_entries(&before, &own))
+}
+
+/// Below the folder of an attempt whose pod was given up: what it had written then. Whatever its container writes later is in no run.
+const FROZEN: &str = ".frozen";
+
+/// Keeps what the folders `names` of an attempt have now for the attempt after it. Events are read afterwards, so that there is one for
+/// each step of a checkpoint.
+pub fn freeze(attempt: &Path, names: &str) -> io::Result<()> {
+    for name in names.split(',').filter(|name| attempt.join(name).is_dir()) {
+        let frozen = attempt.join(FROZEN).join(name);
+        std::fs::create_dir_all(&frozen)?;
+        link_entries(&attempt.join(name), &frozen)?;
+    }
+    Ok(())
+}
+
+/// Complete files and folders of one folder also in another one.
+fn link_entries(from: &Path, own: &Path) -> io::Result<()> {
+    for entry in std::fs::read_dir(from)?.flatten() {
         let file_name = entry.file_name();
         let target = own.join(&file_name);
         let is_staged = [".new", ".tmp", ".old"].iter().any(|end| file_name.to_string_lossy().ends_with(end));
@@ -93,12 +111,14 @@ fn keep(root: &Path, attempt: &str, name: &str) -> io::Result<()> {
     Ok(())
 }
 
-/// The folder `name` of the last attempt before this one that has it.
+/// The folder `name` of the last attempt before this one that has it, as it was frozen where that was done.
 fn before(attempt: &Path, name: &str) -> Option<PathBuf> {
     let own = attempt.file_name()?;
     let entries = std::fs::read_dir(attempt.parent()?).ok()?.flatten();
     let earlier = entries.filter(|entry| entry.file_name().as_os_str() < own && entry.path().join(name).is_dir());
-    earlier.max_by_key(std::fs::DirEntry::file_name).map(|entry| entry.path().join(name))
+    let attempt = earlier.max_by_key(std::fs::DirEntry::file_name)?.path();
+    let frozen = attempt.join(FROZEN).join(name);
+    Some(if frozen.is_dir() { frozen } else { attempt.join(name) })
 }
 
 /// A file system without links gets a copy.
@@ -115,4 +135,33 @@ fn link(from: &Path, to: &Path) -> io::Result<()> {
     }
     std::fs::copy(from, to)?;
     std::fs::File::options().write(true).open(to)?.set_modified(meta.modified()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_lost_container_writes_later_is_not_kept() {
+        let root = std::env::temp_dir().join(format!("pipe-job-freeze-{}", std::process::id()));
+        let write = |path: &str| {
+            let path = root.join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, "weights").unwrap();
+        };
+        write("attempts/01/checkpoints/step-1/model");
+        write("attempts/01/checkpoints/.step-2.tmp/model");
+        freeze(&root.join("attempts/01"), "checkpoints,model").unwrap();
+        write("attempts/01/checkpoints/step-2/model");
+        keep(&root, "attempts/02", "checkpoints").unwrap();
+        let kept = root.join("attempts/02/checkpoints");
+        let names: Vec<_> = std::fs::read_dir(&kept).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        assert_eq!(names, ["step-1"]);
+        assert_eq!(std::fs::read(kept.join("step-1/model")).unwrap(), b"weights");
+        // Of an attempt that was not given up everything is kept.
+        write("attempts/02/checkpoints/step-3/model");
+        keep(&root, "attempts/03", "checkpoints").unwrap();
+        assert_eq!(std::fs::read_dir(root.join("attempts/03/checkpoints")).unwrap().count(), 2);
+        std::fs::remove_dir_all(root).unwrap();
+    }
 }

@@ -3,7 +3,8 @@
 //!
 //! `send --folder FOLDER --control FOLDER --streams PATHS --whole NAMES --folders NAMES`: the folder of the attempt; files that grow,
 //! which are sent as they do; folders whose files are sent once they do not change; folders whose folders are complete when they are
-//! there, such as checkpoints. Names have commas between them.
+//! there, such as checkpoints. Names have commas between them. With `--over yes --keep NAMES` the job is given up: what these folders
+//! have now is kept for the next attempt before anything is sent.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -16,6 +17,7 @@ use std::time::{Duration, Instant};
 
 use super::frames::{Frame, Kind, changed, files_below};
 use super::options::Flags;
+use super::receive::freeze;
 
 const INTERVAL: Duration = Duration::from_millis(200);
 
@@ -129,6 +131,9 @@ pub fn send(flags: &Flags) -> io::Result<()> {
     let control = flags.path("--control")?;
     // The pod of a job that is gone has left its files on a volume.
     let is_over = flags.text("--over").is_ok_and(|value| value == "yes");
+    if is_over {
+        freeze(&flags.path("--folder")?, flags.text("--keep")?)?;
+    }
     let mut sent = BTreeMap::new();
     let mut input = io::stdin().lock();
     loop {

@@ -21,7 +21,7 @@ pub fn tests(suite: &mut Suite) {
         }
     };
     test("a_lost_node_that_comes_back", false, lost_node);
-    test("out_of_memory", true, out_of_memory);
+    test("out_of_memory", false, out_of_memory);
     test("drained_preempted_and_deleted", false, moved);
     test("the_time_is_over", false, deadline);
     test("a_restarted_api_server", false, restarted_server);

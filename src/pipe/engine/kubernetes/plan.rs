@@ -159,6 +159,8 @@ impl Plan {
             &of(&[WrittenKind::Job, WrittenKind::Plain]),
             "--folders",
             &folders,
+            "--keep",
+            &self.kept().join(","),
             "--over",
             if is_over { "yes" } else { "no" },
         ]
