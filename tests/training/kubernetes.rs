@@ -303,8 +303,7 @@ impl Namespace<'_> {
 
     /// Each right of the docs was used.
     pub fn every_right_was_used(&self) {
-        let used: BTreeSet<(String, String)> =
-            self.cluster.requests(&self.user()).iter().map(|request| right(request)).collect();
+        let used: BTreeSet<(String, String)> = self.cluster.requests(&self.user()).iter().map(right).collect();
         let roles = ["roles", "clusterroles"].into_iter().flat_map(|kind| self.list(kind));
         let own = roles.filter(|role| role["metadata"]["name"].as_str().unwrap().starts_with("pipe"));
         let rules = own.flat_map(|role| each_of(&role["rules"], Value::clone));

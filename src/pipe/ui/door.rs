@@ -208,24 +208,27 @@ mod tests {
         request.body(Body::empty()).unwrap()
     }
 
+    /// A request by its method and headers, and whether it is let in.
+    type Case = (Method, &'static [(&'static str, &'static str)], bool);
+
     #[test]
     fn requests_of_other_pages_are_refused() {
         let door = door(None);
-        let own = ("host", "127.0.0.1:7000");
-        let cases: [(Method, &[(&str, &str)], bool); 13] = [
-            (Method::GET, &[own], true),
+        const OWN: (&str, &str) = ("host", "127.0.0.1:7000");
+        let cases: [Case; 13] = [
+            (Method::GET, &[OWN], true),
             (Method::GET, &[("host", "localhost:7000")], true),
             (Method::GET, &[("host", "evil.example:7000")], false),
             (Method::GET, &[("host", "127.0.0.1")], false),
             (Method::GET, &[], false),
-            (Method::GET, &[own, ("host", "evil.example")], false),
-            (Method::POST, &[own], false),
-            (Method::POST, &[own, ("origin", "http://127.0.0.1:7000")], true),
-            (Method::POST, &[own, ("origin", "http://127.0.0.1:7001")], false),
-            (Method::POST, &[own, ("origin", "null")], false),
-            (Method::GET, &[own, ("origin", "http://evil.example")], false),
-            (Method::GET, &[own, (FETCH_SITE, "same-site"), (FETCH_DEST, "empty")], false),
-            (Method::GET, &[own, (FETCH_SITE, "cross-site"), (FETCH_DEST, "document")], true),
+            (Method::GET, &[OWN, ("host", "evil.example")], false),
+            (Method::POST, &[OWN], false),
+            (Method::POST, &[OWN, ("origin", "http://127.0.0.1:7000")], true),
+            (Method::POST, &[OWN, ("origin", "http://127.0.0.1:7001")], false),
+            (Method::POST, &[OWN, ("origin", "null")], false),
+            (Method::GET, &[OWN, ("origin", "http://evil.example")], false),
+            (Method::GET, &[OWN, (FETCH_SITE, "same-site"), (FETCH_DEST, "empty")], false),
+            (Method::GET, &[OWN, (FETCH_SITE, "cross-site"), (FETCH_DEST, "document")], true),
         ];
         for (method, headers, is_let_in) in cases {
             let found = door.refusal(&request(method.clone(), headers));
