@@ -7,6 +7,7 @@ import argparse
 import concurrent.futures
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -42,6 +43,8 @@ def run(trainer, folder, arch, precision, way, graphs):
                            # In fp32 some sums are added up in any order otherwise.
                            deterministic=precision == "fp32"),
                 memory={}, evaluate=dict(every=every) if every else {}, save=dict(every=0))
+    # A run that is repeated begins again.
+    shutil.rmtree(spec["run"], ignore_errors=True)
     file = os.path.join(folder, f"{name}.json")
     with open(file, "w") as out:
         json.dump(spec, out)

@@ -6,6 +6,7 @@ usage: gpu_parity.py --trainer target/release/pipe-trainer [FIXTURE...]
 Needs a python3 with torch and safetensors, and a CUDA card."""
 import argparse
 import concurrent.futures
+import json
 import os
 import subprocess
 import sys
@@ -23,10 +24,14 @@ AT_ONCE = 8
 
 def compare(trainer, name, precision, checkpointing):
     folder = os.path.join(FIXTURES, name)
+    with open(os.path.join(folder, "expect.json")) as file:
+        quantize = json.load(file).get("quantize")
     with tempfile.TemporaryDirectory() as work:
         out = os.path.join(work, "out.safetensors")
         command = [f"{trainer}-bench", "parity", "--model", folder, "--batch", os.path.join(folder, "batch.safetensors"), "--out", out,
-                   *(["--adapter", f"{folder}/adapter"] if os.path.isdir(f"{folder}/adapter") else []), "--precision", precision, "--cuda", *(["--checkpointing"] if checkpointing else [])]
+                   *(["--adapter", f"{folder}/adapter"] if os.path.isdir(f"{folder}/adapter") else []),
+                   *(["--quantize", quantize] if quantize else []), "--precision", precision, "--cuda",
+                   *(["--checkpointing"] if checkpointing else [])]
         env = {**os.environ, "LD_LIBRARY_PATH": os.path.join(torch.__path__[0], "lib")}
         ended = subprocess.run(command, capture_output=True, text=True, env=env)
         if ended.returncode != 0:

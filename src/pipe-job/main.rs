@@ -63,14 +63,14 @@ fn main() -> std::process::ExitCode {
     let kills_before = oom_kills();
     let record = match Job::start(&options) {
         Ok(job) => {
-            let code = job.run_to_end();
+            let (code, stop_requested) = job.run_to_end();
             let oom_kills = oom_kills().zip(kills_before).map_or(0, |(now, before)| now.saturating_sub(before));
-            Record { code, oom_kills, error: None }
+            Record { code, oom_kills, error: None, stop_requested }
         }
         Err(error) => {
             let code = if error.kind() == io::ErrorKind::NotFound { NOT_FOUND } else { NOT_RUN };
             eprintln!("cannot start {}: {error}", options.program.to_string_lossy());
-            Record { code, oom_kills: 0, error: error.raw_os_error() }
+            Record { code, oom_kills: 0, error: error.raw_os_error(), stop_requested: false }
         }
     };
     if let Some(path) = &options.record
@@ -173,6 +173,7 @@ struct Job<'a> {
     leader: pid_t,
     /// How the leader ended, and when.
     ended: Option<(u8, Instant)>,
+    /// When the job was asked to stop while its leader ran. Later requests change nothing: what is left is ended soon anyway.
     stop_requested: Option<Instant>,
     /// Copies what the job writes to the file of its output.
     copier: Option<JoinHandle<()>>,
@@ -205,8 +206,8 @@ impl<'a> Job<'a> {
         Ok(Self { options, leader: child.id().cast_signed(), ended: None, stop_requested: None, copier })
     }
 
-    /// Waits for the leader and for what it leaves behind; returns the exit code of the leader.
-    fn run_to_end(mut self) -> u8 {
+    /// Waits for the leader and for what it leaves behind; returns the exit code of the leader, and whether it was asked to stop.
+    fn run_to_end(mut self) -> (u8, bool) {
         while self.reap() && !self.is_overdue() {
             match self.next_signal() {
                 Some(SIGQUIT) => break,
@@ -218,8 +219,9 @@ impl<'a> Job<'a> {
             kill_all();
             std::thread::sleep(INTERVAL);
         }
+        let stop_requested = self.stop_requested.is_some();
         self.finish_output();
-        self.ended.map_or(128 + SIGKILL as u8, |(code, _)| code)
+        (self.ended.map_or(128 + SIGKILL as u8, |(code, _)| code), stop_requested)
     }
 
     /// Waits until all output is in its file. A full disk is waited for; not for long once the job was asked to stop.
@@ -290,7 +292,8 @@ impl<'a> Job<'a> {
     }
 
     fn pass_on(&mut self, signal: c_int) {
-        if matches!(signal, SIGTERM | SIGINT) {
+        self.reap();
+        if matches!(signal, SIGTERM | SIGINT) && self.ended.is_none() {
             self.stop_requested.get_or_insert_with(Instant::now);
         }
         let target = match self.options.signals {
@@ -386,13 +389,18 @@ struct Record {
     oom_kills: u64,
     /// Why the program could not be started.
     error: Option<i32>,
+    /// Whether it was asked to stop before its program ended.
+    stop_requested: bool,
 }
 
 impl Record {
     /// Written whole, under a temporary name first.
     fn write(&self, path: &Path) -> io::Result<()> {
         let error = self.error.map_or("null".to_owned(), |error| error.to_string());
-        let text = format!("{{\"exit_code\": {}, \"oom_kills\": {}, \"error\": {error}}}\n", self.code, self.oom_kills);
+        let Self { code, oom_kills, stop_requested, .. } = self;
+        let text = format!(
+            "{{\"exit_code\": {code}, \"oom_kills\": {oom_kills}, \"error\": {error}, \"stop_requested\": {stop_requested}}}\n"
+        );
         let mut new = path.as_os_str().to_owned();
         new.push(".new");
         // The job may have put a link or a pipe there.

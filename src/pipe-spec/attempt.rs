@@ -99,6 +99,16 @@ pub struct JobEnd {
     pub oom_kills: u64,
     /// The number of the error with which the program could not be started.
     pub error: Option<i32>,
+    /// Whether it was asked to stop before its program ended; records of earlier versions do not say it.
+    #[serde(default)]
+    pub stop_requested: Option<bool>,
+}
+
+impl JobEnd {
+    /// Its program did its work before anybody asked it to stop.
+    pub fn is_completed(&self) -> bool {
+        self.exit_code == 0 && self.stop_requested == Some(false)
+    }
 }
 
 impl Attempt {

@@ -226,7 +226,7 @@ errors! {
         hint ["it is free when that process ends; from now on other users cannot lock it"];
     NotYours { id: String, user: String } => Unexpected,
         ["the run {id} belongs to {user}"]
-        hint ["only {user} can resume, stop or remove it"];
+        hint ["run this command as {user}"];
     RunElsewhere { id: String, host: String, pid: i32 } => Unexpected,
         ["the run {id} is still running, as process {pid} on the host {host}"]
         hint ["`pipe attach {id}` watches it, `pipe stop {id}` stops it; if {host} is down, it counts as gone within \

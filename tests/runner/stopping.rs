@@ -27,6 +27,8 @@ pub fn tests(suite: &mut Suite) {
     suite.test("stopping::a_failed_test_leaves_no_pipe::process", Needs::Nothing, left_behind);
     suite.test("stopping::a_removed_run_folder_leaves_no_container::docker", Needs::Docker, removed_folder);
     suite.test("stopping::another_user_cannot_hold_or_stop_a_run", Needs::Root, other_user);
+    suite.test("stopping::runs_of_another_user_are_neither_executed_nor_used", Needs::Root, other_users_runs);
+    suite.test("stopping::a_command_that_has_ended_is_not_run_again", Needs::Nothing, ended_before);
 }
 
 fn once(engine: &str, signal: &str) {
@@ -99,12 +101,57 @@ fn other_user() {
     let running = sleeps.start(&["run", "job.yaml", "--engine", "process"]);
     sleeps.wait_for_log(1, "sleeping");
     let pipe = sleeps.command(&["stop"]);
-    let mut command = nobody(&[pipe.get_program(), "stop".as_ref(), "latest".as_ref()]);
+    let id = sleeps.show()["id"].as_str().unwrap().to_owned();
+    let mut command = nobody(&[pipe.get_program(), "stop".as_ref(), id.as_ref()]);
     let answer = command.env("PIPE_RUNS", sleeps.path().join("runs")).output().unwrap();
     let said = String::from_utf8_lossy(&answer.stderr).into_owned();
     assert!(answer.status.code() == Some(1) && said.contains("belongs to the user root"), "{said}");
     running.signal("TERM");
     running.end().exits(130);
+}
+
+/// In a folder of runs that users share: what another user has written is no run that is meant without its id.
+fn other_users_runs() {
+    let folder = job::folder("exit 1", "");
+    let give_away = || {
+        let runs = folder.path().join("runs");
+        let status = std::process::Command::new("chown").args(["-R", "65534"]).arg(runs).status().unwrap();
+        assert!(status.success());
+    };
+    folder.pipe(&["run", "job.yaml", "--engine", "process"]).exits(6);
+    let id = folder.show()["id"].as_str().unwrap().to_owned();
+    give_away();
+    folder.pipe(&["resume"]).exits(2).says("there are no runs");
+    folder
+        .pipe(&["resume", &id])
+        .exits(1)
+        .says("belongs to the user nobody")
+        .says("run this command as the user nobody");
+    folder.pipe(&["run", "job.yaml", "--engine", "process", "--resume"]).exits(6);
+    assert_ne!(folder.show()["id"], id);
+
+    let text = "version: 1\nname: shared\nengine: process\nsteps:\n  a: {command: [sh, -c, \"echo made > {run}/o\"], outputs: {o: o}}\n";
+    folder.write("steps.yaml", text);
+    let status = || folder.show()["steps"][0]["status"].as_str().unwrap().to_owned();
+    folder.pipe(&["run", "steps.yaml"]).exits(0);
+    folder.pipe(&["run", "steps.yaml"]).exits(0);
+    assert_eq!(status(), "unchanged");
+    give_away();
+    folder.pipe(&["run", "steps.yaml"]).exits(0);
+    assert_eq!(status(), "finished");
+}
+
+/// A stop that comes while a process which the command left behind is waited for: the work is done.
+fn ended_before() {
+    let folder = job::folder("", "");
+    let command = "(setsid sleep 60 > /dev/null 2>&1 &); echo done";
+    folder.write("left.yaml", format!("version: 1\nname: left\nengine: process\ncommand: [sh, -c, {command:?}]\n"));
+    let running = folder.start(&["run", "left.yaml"]);
+    folder.wait_for_log(1, "done");
+    running.signal("INT");
+    running.end().exits(0);
+    let run = folder.show();
+    assert_eq!((run["status"].as_str(), run["attempts"][0]["outcome"].as_str()), (Some("finished"), Some("finished")));
 }
 
 fn only_begun() {

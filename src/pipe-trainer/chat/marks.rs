@@ -239,7 +239,6 @@ mod tests {
         let same = [
             "generation {# {% generation %} #} text",
             "{{ '{% generation %}' ~ \"\\\"{% generation %}\" }}",
-            "{% set generation = {'a': {'b': '%}'}} %}{{ {'generation': {}} }}",
             "{% raw %}{% generation %}{{{% endraw %}{% if generation %}{% endif %}",
             "{% unclosed '",
             "{",
@@ -247,6 +246,9 @@ mod tests {
         for template in same {
             assert_eq!(replace_tags(template), (template.to_owned(), false));
         }
+        let assigned = replace_tags("{% set generation = {'a': {'b': '%}'}} %}{{ {'generation': {}} }}");
+        let checked = "{% set generation =( {'a': {'b': '%}'}})|_shallow %}{{ {'generation': {}} }}";
+        assert_eq!(assigned, (checked.to_owned(), false));
     }
 
     #[test]

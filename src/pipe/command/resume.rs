@@ -33,6 +33,10 @@ pub fn run(options: &ResumeOptions) -> Result<(), Error> {
         false => None,
     };
     let found = run::find(restored.as_ref().unwrap_or(&options.run))?;
+    // Root may write to it, and would execute what another user has written.
+    if let Some(user) = found.other_user() {
+        return Err(Error::NotYours { id: found.state.id, user });
+    }
     let is_study = found.state.work() == WorkKind::Study;
     // A study that has spent its budget may be given more.
     if found.state.status == Status::Finished && (!is_study || options.set.is_empty()) {

@@ -193,7 +193,7 @@ fn unfinished(options: &RunOptions, name: &str) -> Result<Option<Listed>, Error>
     if !options.resume {
         return Ok(None);
     }
-    let newest = list()?.into_iter().find(|run| run.state.name == name && run.damage.is_empty());
+    let newest = list()?.into_iter().find(|run| run.state.name == name && run.damage.is_empty() && run.is_own());
     Ok(newest.filter(|run| run.state.status != Status::Finished))
 }
 

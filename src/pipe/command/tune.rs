@@ -134,7 +134,8 @@ fn unfinished(options: &TuneOptions, study: &Study) -> Result<Option<Listed>, Er
         return Ok(None);
     }
     let is_of = |run: &Listed| {
-        run.state.work() == WorkKind::Study && run.state.name == study.name.as_str() && run.damage.is_empty()
+        let is_wanted = run.state.work() == WorkKind::Study && run.state.name == study.name.as_str();
+        is_wanted && run.damage.is_empty() && run.is_own()
     };
     let newest = run::list()?.into_iter().find(is_of);
     let same = |run: &Listed| files::read_own_text(&run.folder().resolved()).is_ok_and(|text| text == study.to_yaml());
@@ -160,7 +161,7 @@ fn resume_found(options: &TuneOptions, found: &Listed) -> Result<(), Error> {
 /// The study that `wanted` names: an id, the beginning of one, or `latest`.
 pub fn find(wanted: &str) -> Result<Listed, Error> {
     if wanted == "latest" {
-        let newest = run::list()?.into_iter().find(|run| run.state.work() == WorkKind::Study);
+        let newest = run::list()?.into_iter().find(|run| run.state.work() == WorkKind::Study && run.is_own());
         return newest.ok_or_else(|| Error::NoRun { wanted: wanted.to_owned(), runs: run::runs_folder() });
     }
     let found = run::find(wanted)?;

@@ -196,6 +196,8 @@ pub struct Ending {
     pub outage: bool,
     /// The action of the engine that ended the job before it was done.
     pub ended_by: Option<EndedBy>,
+    /// Its program ended with exit code 0 before anybody asked it to stop.
+    pub completed: bool,
 }
 
 /// Why an engine ends a job that has not come to its end.
@@ -227,7 +229,15 @@ impl fmt::Display for EndedBy {
 impl Ending {
     /// A job that ended by itself, without a limit on its memory.
     pub fn exited(exit_code: Option<i64>) -> Self {
-        Self { exit_code, oom_killed: false, memory_limit: None, lost: None, outage: false, ended_by: None }
+        Self {
+            exit_code,
+            oom_killed: false,
+            memory_limit: None,
+            lost: None,
+            outage: false,
+            ended_by: None,
+            completed: false,
+        }
     }
 }
 

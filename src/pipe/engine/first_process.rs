@@ -177,7 +177,7 @@ mod tests {
     fn a_job_is_recorded() {
         let (code, text, end) = run(&[], "echo one; echo two >&2; printf three; exit 7");
         assert_eq!((code, text.as_str()), (Some(7), "one|two|three"));
-        assert_eq!(end, JobEnd { exit_code: 7, oom_kills: 0, error: None });
+        assert_eq!(end, JobEnd { exit_code: 7, oom_kills: 0, error: None, stop_requested: Some(false) });
         assert_eq!(run(&[], "kill -9 $$").0, Some(137));
     }
 
@@ -211,6 +211,19 @@ mod tests {
         assert!(began.elapsed() > Duration::from_secs(5));
         let id: u32 = text.parse().unwrap();
         assert!(!Path::new(&format!("/proc/{id}")).exists(), "{id} lives");
+    }
+
+    #[test]
+    fn a_stop_after_the_end_of_the_program_changes_nothing() {
+        // The request comes while a process that the program left behind is waited for.
+        let script = "(setsid sh -c 'sleep 1; kill -TERM '$PPID'; exec sleep 60' > /dev/null 2>&1 &); exit 0";
+        let began = Instant::now();
+        let (code, _, end) = run(&["--stop-timeout", "60"], script);
+        assert_eq!(code, Some(0));
+        assert!(end.is_completed(), "{end:?}");
+        assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
+        let (_, _, end) = run(&["--stop-timeout", "60"], "trap 'exit 0' TERM; kill -TERM $PPID; sleep 5 & wait");
+        assert_eq!((end.exit_code, end.stop_requested), (0, Some(true)));
     }
 
     #[test]

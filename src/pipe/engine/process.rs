@@ -13,7 +13,7 @@ use pipe_spec::Device;
 use pipe_spec::bucket::SECRET_VARIABLES;
 use pipe_spec::lock::Program;
 use pipe_spec::pipeline::{Container, Gpus, Image};
-use pipe_spec::run::{JobFolder, LogPosition};
+use pipe_spec::run::{JobEnd, JobFolder, LogPosition};
 use pipe_spec::trainer::{LEASE_ON_STDIN, LEASE_VARIABLE};
 use tokio::process::{Child, ChildStdin, Command};
 
@@ -292,9 +292,10 @@ impl JobHandle for Process {
             return Err(error);
         }
         let exit_code = exit_code(status);
+        let completed = end.as_ref().is_some_and(JobEnd::is_completed);
         let oom_killed =
             first_process::is_oom_killed(end.map_or(0, |end| end.oom_kills), exit_code, self.is_trainer, false);
-        Ok(Ending { oom_killed, ..Ending::exited(exit_code) })
+        Ok(Ending { oom_killed, completed, ..Ending::exited(exit_code) })
     }
 
     async fn remove(&mut self) -> Result<(), Error> {

@@ -69,6 +69,16 @@ impl Listed {
         RunFolder::new(&self.folder)
     }
 
+    /// The other user whose run it is. What that user wrote there is neither executed nor used unless this run is named.
+    pub fn other_user(&self) -> Option<String> {
+        files::belongs_to(self.folder().path())
+    }
+
+    /// Whether it is a run of this user.
+    pub fn is_own(&self) -> bool {
+        self.other_user().is_none()
+    }
+
     /// The ids that the run which it is a stage or trial of may have. Of one that is just being made only its name tells.
     pub fn wholes(&self) -> impl Iterator<Item = &str> {
         self.state.id.match_indices('.').map(|(at, _)| &self.state.id[..at])
@@ -193,12 +203,12 @@ pub fn find(wanted: &str) -> Result<Listed, Error> {
     }
 }
 
-/// The latest run that fulfils a condition.
+/// The latest run of this user that fulfils a condition.
 pub fn latest(is_wanted: impl Fn(&Listed) -> bool) -> Result<Option<Listed>, Error> {
     let all = list()?;
     // Stages began after the run that they belong to.
     let ids = ids_of(&all);
-    Ok(all.iter().find(|run| !run.is_part_of(&ids) && is_wanted(run)).cloned())
+    Ok(all.iter().find(|run| !run.is_part_of(&ids) && is_wanted(run) && run.is_own()).cloned())
 }
 
 /// The same, of a run that trains or runs a command itself.

@@ -14,7 +14,7 @@ use bollard::models::{
 };
 use bollard::query_parameters::{KillContainerOptionsBuilder, WaitContainerOptions};
 use futures_util::StreamExt;
-use pipe_spec::run::JobFolder;
+use pipe_spec::run::{JobEnd, JobFolder};
 
 use super::gpu::Passthrough;
 use super::{LABEL_ATTEMPT, LABEL_FOLDER, LABEL_RUN, failed, is_conflict, is_stopped, remove_container};
@@ -218,9 +218,10 @@ impl JobHandle for ContainerJob {
             return Err(error);
         }
         let is_trainer = self.program == JobProgram::Trainer;
+        let completed = end.as_ref().is_some_and(JobEnd::is_completed);
         let oom_killed = state.oom_killed == Some(true)
             || first_process::is_oom_killed(end.map_or(0, |end| end.oom_kills), exit_code, is_trainer, true);
-        Ok(Ending { oom_killed, memory_limit, outage, ..Ending::exited(exit_code) })
+        Ok(Ending { oom_killed, memory_limit, outage, completed, ..Ending::exited(exit_code) })
     }
 
     async fn remove(&mut self) -> Result<(), Error> {

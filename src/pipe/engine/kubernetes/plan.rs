@@ -228,7 +228,10 @@ mod tests {
         assert!(plan.folder.starts_with("team/pipe/demo-run"));
         assert_eq!((plan.kept(), plan.carried().count()), (vec!["checkpoints", "model"], 0));
         let words = plan.send_words("/p", &["output"], false).join(" ");
-        assert!(words.contains("--streams job/output --whole model,job --folders  --over no"), "{words}");
+        assert!(
+            words.contains("--streams job/output --whole model,job --folders  --keep checkpoints,model --over no"),
+            "{words}"
+        );
         let plan = Plan::new(&launch(), &Pods::default());
         assert_eq!((plan.kept().len(), plan.carried().count()), (0, 2));
         assert!(plan.send_words("/p", &["output"], false).join(" ").contains("--folders checkpoints"));

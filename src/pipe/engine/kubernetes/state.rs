@@ -177,7 +177,16 @@ pub fn ending(own: Option<&JobEnd>, seen: Option<&Seen>, is_trainer: bool, memor
         Some(seen) => format!("its pod is {} and left no exit code", seen.phase),
         None => "the cluster does not know its pod any more".to_owned(),
     });
-    Ending { exit_code, oom_killed, memory_limit, lost, outage: exit_code.is_none() && seen.is_none(), ended_by }
+    let completed = own.is_some_and(JobEnd::is_completed);
+    Ending {
+        exit_code,
+        oom_killed,
+        memory_limit,
+        lost,
+        outage: exit_code.is_none() && seen.is_none(),
+        ended_by,
+        completed,
+    }
 }
 
 fn sentence(reason: &str, message: &str) -> String {
@@ -293,7 +302,7 @@ mod tests {
         let killed = ending(None, Some(&seen(Some((137, "Error")))), true, None);
         assert!(!killed.oom_killed);
         // Our own count, where the cluster says nothing of it.
-        let own = JobEnd { exit_code: 137, oom_kills: 1, error: None };
+        let own = JobEnd { exit_code: 137, oom_kills: 1, error: None, stop_requested: None };
         assert!(ending(Some(&own), Some(&seen(Some((137, "Error")))), true, None).oom_killed);
     }
 
@@ -335,7 +344,7 @@ mod tests {
 
     #[test]
     fn without_the_word_of_the_cluster() {
-        let own = JobEnd { exit_code: 42, oom_kills: 0, error: None };
+        let own = JobEnd { exit_code: 42, oom_kills: 0, error: None, stop_requested: None };
         assert_eq!(ending(Some(&own), None, true, None).exit_code, Some(42));
         let nothing = ending(None, None, true, None);
         assert!(nothing.outage && nothing.lost.is_some());

@@ -131,7 +131,7 @@ pub fn ending(
     };
     // One that nobody knows any more was not ended by a person.
     let outage = exit_code.is_none() && job.is_none();
-    Ending { exit_code, oom_killed, memory_limit, lost, outage, ended_by }
+    Ending { exit_code, oom_killed, memory_limit, lost, outage, ended_by, completed: false }
 }
 
 /// As a shell gives it. What ends without a word of its own has none.

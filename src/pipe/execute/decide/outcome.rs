@@ -96,6 +96,7 @@ fn says_more(evidence: &Evidence<'_>) -> bool {
     let out_of_memory =
         [TrainerExit::DeviceOutOfMemory, TrainerExit::HostOutOfMemory].map(|exit| i64::from(exit.code()));
     match evidence.ending.exit_code {
+        _ if evidence.ending.completed => true,
         Some(code) => evidence.ending.oom_killed || (evidence.command.is_none() && out_of_memory.contains(&code)),
         None => evidence.ending.oom_killed,
     }
@@ -115,7 +116,8 @@ fn of_engine(ended_by: &EndedBy, saved: bool) -> Diagnosis {
 
 /// The end of a command: what it printed and survived is no out-of-memory.
 fn of_command(code: i64, policy: &OnOom, evidence: &Evidence<'_>) -> Diagnosis {
-    if evidence.stop_requested {
+    // Of a command that had done its work before, nothing is left to do.
+    if evidence.stop_requested && !evidence.ending.completed {
         return Diagnosis::new(Outcome::Stopped, Cause::Requested, "stopped on request");
     }
     if code == 0 {
@@ -291,7 +293,7 @@ mod tests {
     use crate::gpu::Holder;
 
     fn ending(exit_code: Option<i64>, oom_killed: bool) -> Ending {
-        Ending { exit_code, oom_killed, memory_limit: Some(700 << 20), lost: None, outage: false, ended_by: None }
+        Ending { oom_killed, memory_limit: Some(700 << 20), ..Ending::exited(exit_code) }
     }
 
     fn record(phase: Phase, reserved: u64, allocated: u64, requested: u64) -> OomRecord {
@@ -504,6 +506,11 @@ mod tests {
             let found = of(&ending(Some(code), killed), record, stop);
             assert_eq!((found.outcome, found.cause), (outcome, cause), "{code} {killed} {stop}");
         }
+        // It had ended before the request.
+        let completed = Ending { completed: true, ..ending(Some(0), false) };
+        assert_eq!(of(&completed, None, true).outcome, Finished);
+        let cancelled = Ending { ended_by: Some(EndedBy::Cancelled { by_other: None }), ..completed };
+        assert_eq!(of(&cancelled, None, false).outcome, Finished);
         let found = of(&ending(Some(1), false), Some(&record), false);
         assert_eq!(found.reason.as_deref(), Some("the card's memory ran out: 2.0 GiB requested"));
     }

@@ -278,7 +278,8 @@ impl StageOutputs {
     /// The last time that the stage has finished in a run of the pipeline, if its outputs are still what they were: with this hash, or
     /// whatever it depended on.
     pub fn last_success(&self, hash: Option<&str>, digests: &mut Digests) -> Result<Option<StageState>, Error> {
-        let is_run = |run: &&Listed| run.state.work() == WorkKind::Stages && run.state.name == self.pipeline;
+        let is_run =
+            |run: &&Listed| run.state.work() == WorkKind::Stages && run.state.name == self.pipeline && run.is_own();
         let is_done = |done: &&StageState| done.name == self.stage.name && done.status == StageStatus::Finished;
         let is_same = |done: &&StageState| hash.is_none() || done.hash.as_deref() == hash;
         // The newest first.
@@ -295,7 +296,8 @@ impl StageOutputs {
     /// Whether they are still what they were when the stage finished.
     pub fn are_intact(&self, done: &StageState, digests: &mut Digests) -> Result<bool, Error> {
         let Some(folder) = done.run.as_ref().map(|id| run::folder_of(id)) else { return Ok(false) };
-        if Listed::read(folder.path()).is_none_or(|run| run.state.status != Status::Finished) {
+        // What another user wrote is used by nobody else, whoever says that it is unchanged.
+        if Listed::read(folder.path()).is_none_or(|run| run.state.status != Status::Finished || !run.is_own()) {
             return Ok(false);
         }
         match self.hash(&folder, digests) {
