@@ -7,6 +7,7 @@
 //! files of the job: `pipe-job await|receive|files|send`.
 
 mod frames;
+mod kept;
 mod options;
 mod receive;
 mod send;

@@ -16,8 +16,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use super::frames::{Frame, Kind, changed, files_below};
+use super::kept::freeze;
 use super::options::Flags;
-use super::receive::freeze;
 
 const INTERVAL: Duration = Duration::from_millis(200);
 

@@ -386,7 +386,7 @@ char* pipe_linears(Tensor* in, Tensor** layers, size_t total, size_t count, bool
   });
 }
 
-// Weights that are multiplied with one input become parts of one piece of memory.
+// Weights that are multiplied by one input become parts of one piece of memory.
 char* pipe_lay_together(Tensor** weights, size_t count) {
   return guarded([&] { lay_together(list(weights, count)); });
 }

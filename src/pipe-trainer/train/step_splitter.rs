@@ -132,7 +132,7 @@ impl StepSplitter {
     /// The same for evaluation.
     pub fn without_gradients(&self, batch: u32, step: u32) -> Self {
         let budget = self.budget.as_ref().map(|budget| budget.without_gradients(batch, step));
-        // What is evaluated has a row for each sample.
+        // An evaluation has a row for each sample.
         let shape = self.shape.clone().with_batch(batch).with_own_samples();
         Self { batch, budget, recompute: Recompute::Never, shape, ..*self }
     }

@@ -116,7 +116,7 @@ fn of_engine(ended_by: &EndedBy, saved: bool) -> Diagnosis {
 
 /// The end of a command: what it printed and survived is no out-of-memory.
 fn of_command(code: i64, policy: &OnOom, evidence: &Evidence<'_>) -> Diagnosis {
-    // Of a command that had done its work before, nothing is left to do.
+    // A command that had done its work before has nothing left to do.
     if evidence.stop_requested && !evidence.ending.completed {
         return Diagnosis::new(Outcome::Stopped, Cause::Requested, "stopped on request");
     }

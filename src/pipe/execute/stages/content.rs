@@ -296,7 +296,7 @@ impl StageOutputs {
     /// Whether they are still what they were when the stage finished.
     pub fn are_intact(&self, done: &StageState, digests: &mut Digests) -> Result<bool, Error> {
         let Some(folder) = done.run.as_ref().map(|id| run::folder_of(id)) else { return Ok(false) };
-        // What another user wrote is used by nobody else, whoever says that it is unchanged.
+        // The outputs of another user are not trusted, whoever says that they are unchanged.
         if Listed::read(folder.path()).is_none_or(|run| run.state.status != Status::Finished || !run.is_own()) {
             return Ok(false);
         }
