@@ -132,7 +132,7 @@ fn other_users_runs() {
 
     let text = "version: 1\nname: shared\nengine: process\nsteps:\n  a: {command: [sh, -c, \"echo made > {run}/o\"], outputs: {o: o}}\n";
     folder.write("steps.yaml", text);
-    let status = || folder.show()["steps"][0]["status"].as_str().unwrap().to_owned();
+    let status = || folder.show()["graph"][0]["status"].as_str().unwrap().to_owned();
     folder.pipe(&["run", "steps.yaml"]).exits(0);
     folder.pipe(&["run", "steps.yaml"]).exits(0);
     assert_eq!(status(), "unchanged");
