@@ -32,7 +32,12 @@ pub fn run(options: &ResumeOptions) -> Result<(), Error> {
         }
         false => None,
     };
-    let found = run::find(restored.as_ref().unwrap_or(&options.run))?;
+    let wanted = restored.as_ref().unwrap_or(&options.run);
+    let found = match wanted.as_str() {
+        "latest" => run::latest(run::Listed::is_own)?
+            .ok_or_else(|| Error::NoRun { wanted: wanted.to_owned(), runs: run::runs_folder() })?,
+        _ => run::find(wanted)?,
+    };
     // Root may write to it, and would execute what another user has written.
     if let Some(user) = found.other_user() {
         return Err(Error::NotYours { id: found.state.id, user });

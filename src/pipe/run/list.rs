@@ -203,12 +203,12 @@ pub fn find(wanted: &str) -> Result<Listed, Error> {
     }
 }
 
-/// The latest run of this user that fulfils a condition.
+/// The latest run that fulfils a condition.
 pub fn latest(is_wanted: impl Fn(&Listed) -> bool) -> Result<Option<Listed>, Error> {
     let all = list()?;
     // Stages began after the run that they belong to.
     let ids = ids_of(&all);
-    Ok(all.iter().find(|run| !run.is_part_of(&ids) && is_wanted(run) && run.is_own()).cloned())
+    Ok(all.iter().find(|run| !run.is_part_of(&ids) && is_wanted(run)).cloned())
 }
 
 /// The same, of a run that trains or runs a command itself.
