@@ -30,6 +30,7 @@ pub fn tests(suite: &mut Suite) {
         in_the_middle("process", "container: {gpus: 0, cpus: 1}\nmemory: {limit: 200m}\n");
     });
     suite.test("exactness::killed_and_resumed_to_the_bit", Needs::Nothing, killed_and_resumed);
+    suite.thorough("exactness::killed_more_often_to_the_bit", Needs::Nothing, killed_more_often);
 }
 
 fn train(batch: u32) -> String {
@@ -111,7 +112,20 @@ fn in_the_middle(engine: &str, limits: &str) {
 }
 
 fn killed_and_resumed() {
-    killed_at_random(&train(16).replace("every: 5", "every: 3"));
+    let moments = [Moment::BeforeAStep, Moment::AfterStep(2), Moment::InACheckpoint, Moment::AfterStep(23)];
+    killed_at_random(&train(16).replace("every: 5", "every: 3"), &moments);
+}
+
+fn killed_more_often() {
+    let moments = [
+        Moment::BeforeAStep,
+        Moment::AfterStep(2),
+        Moment::InACheckpoint,
+        Moment::AfterStep(13),
+        Moment::InACheckpoint,
+        Moment::AfterStep(26),
+    ];
+    killed_at_random(&train(16).replace("every: 5", "every: 3"), &moments);
 }
 
 /// Where a trainer is killed.
@@ -126,7 +140,7 @@ enum Moment {
 }
 
 /// The trainer is killed and started again until it is done. Each kill must strike where it was meant to, or is repeated.
-fn killed_at_random(pipeline: &str) {
+fn killed_at_random(pipeline: &str, moments: &[Moment]) {
     let (undisturbed, _) = undisturbed(pipeline);
     let undisturbed = undisturbed.run_folder();
     let disturbed = Folder::new();
@@ -134,8 +148,7 @@ fn killed_at_random(pipeline: &str) {
     let mut spec: Value = serde_json::from_str(&spec).unwrap();
     spec["run"] = Value::String(disturbed.path().display().to_string());
     disturbed.write("attempts/01/spec.json", spec.to_string());
-    let moments = [Moment::BeforeAStep, Moment::AfterStep(2), Moment::InACheckpoint, Moment::AfterStep(23)];
-    for moment in moments {
+    for &moment in moments {
         let strikes = (0..20).any(|_| strike(disturbed.path(), moment));
         assert!(strikes, "no kill struck at {moment:?}");
     }

@@ -74,8 +74,7 @@ fn expect_to_learn(arch: &str) {
 
 #[test]
 fn every_precision_stays_near_fp32() {
-    // The CPU multiplies numbers of 16 bits slowly.
-    let few = 8;
+    let few = crate::support::narrow_steps(30);
     let run = |precision: &str, steps: usize| {
         let mut bench = dishes();
         let rows = fs::read_to_string(bench.path("data/train.jsonl")).unwrap();

@@ -223,8 +223,7 @@ fn curve(bench: &Bench) -> Vec<f64> {
 
 #[test]
 fn every_precision_learns_and_stays_near_fp32() {
-    // The CPU multiplies numbers of 16 bits slowly.
-    let few = 8;
+    let few = crate::support::narrow_steps(25);
     let short = |precision: &str| curve(of_precision(precision).set("/train/steps", json!(few)));
     let reference = curve(&of_precision("fp32"));
     assert!(reference[24] < 0.7 * reference[0], "{reference:?}");

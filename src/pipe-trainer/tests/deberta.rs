@@ -41,8 +41,7 @@ fn a_small_model_learns() {
 
 #[test]
 fn every_precision_learns_and_stays_near_fp32() {
-    // The CPU multiplies numbers of 16 bits slowly.
-    let few = 8;
+    let few = crate::support::narrow_steps(30);
     let run = |precision: &str, steps: usize| {
         let mut bench = texts();
         let rows = fs::read_to_string(bench.path("data/train.jsonl")).unwrap();

@@ -332,6 +332,11 @@ macro_rules! for_each_architecture {
 
 pub(crate) use for_each_architecture;
 
+/// Steps of a training in 16 bits: the CPU multiplies such numbers slowly, so that `make test` has few of them.
+pub fn narrow_steps(all: usize) -> usize {
+    if std::env::var("PIPE_TEST_ALL").is_ok_and(|value| value == "1") { all } else { 8 }
+}
+
 /// Half of what a training is given to save: however busy the machine is, what takes longer waits for something.
 const HANG: Duration = Duration::from_secs(120);
 
