@@ -276,7 +276,8 @@ impl<'a> Job<'a> {
     /// A program that a signal has stopped would be waited for without a word.
     fn tell_of_stopped(&self, pid: pid_t) {
         let Some(path) = self.options.output.as_ref().filter(|_| pid == self.leader) else { return };
-        if let Ok(mut output) = File::options().append(true).open(path) {
+        let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
+        if let Ok(mut output) = File::options().append(true).custom_flags(flags).open(path) {
             let _ = writeln!(output, "warning: a signal stopped the program of this job; it continues after SIGCONT");
         }
     }

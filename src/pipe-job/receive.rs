@@ -5,12 +5,13 @@
 //! what the attempt before left in them.
 
 use std::io::{self, BufReader, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use super::frames::{Frame, Kind, changed, files_below};
 use super::kept::keep;
 use super::options::Flags;
-use super::send::{heed_requests, is_asked_to_end};
+use super::send::{ALIVE_INTERVAL, heed_requests, is_asked_to_end, mark};
 
 /// Between two looks for the file that says that all is there.
 const INTERVAL: Duration = Duration::from_millis(100);
@@ -31,9 +32,9 @@ pub fn wait(flags: &Flags) -> io::Result<()> {
 pub fn receive(flags: &Flags) -> io::Result<()> {
     let (root, attempt) = (flags.path("--root")?, flags.text("--attempt")?);
     std::fs::create_dir_all(root.join(attempt))?;
-    for name in flags.text("--keep")?.split(',').filter(|name| !name.is_empty()) {
-        keep(&root, attempt, name)?;
-    }
+    while_alive(|| {
+        flags.text("--keep")?.split(',').filter(|name| !name.is_empty()).try_for_each(|name| keep(&root, attempt, name))
+    })?;
     let (mut input, mut output) = (BufReader::with_capacity(1 << 16, io::stdin().lock()), io::stdout().lock());
     let mut have = Vec::new();
     for folder in ["inputs", attempt] {
@@ -52,14 +53,35 @@ pub fn receive(flags: &Flags) -> io::Result<()> {
             Kind::Alive => continue,
             _ if !frame.is_inside() => return Err(io::ErrorKind::InvalidInput.into()),
             Kind::Folder => std::fs::create_dir_all(path)?,
-            Kind::File | Kind::Program => {
+            Kind::File | Kind::Program | Kind::Sparse => {
                 path.parent().map_or(Ok(()), std::fs::create_dir_all)?;
                 frame.take_file(&mut input, &path)?;
             }
             _ => return Err(io::ErrorKind::InvalidData.into()),
         }
     }
-    std::fs::write(flags.path("--ready")?, "")?;
+    mark(&flags.path("--ready")?)?;
     Frame::of(Kind::End, "").write(&mut output)?;
     output.flush()
+}
+
+/// Does what may take long, and gives signs of life meanwhile.
+fn while_alive(work: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
+    let is_done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let alive = scope.spawn(|| {
+            while !is_done.load(Ordering::Relaxed) {
+                let mut output = io::stdout().lock();
+                Frame::of(Kind::Alive, "").write(&mut output)?;
+                output.flush()?;
+                drop(output);
+                std::thread::park_timeout(ALIVE_INTERVAL);
+            }
+            io::Result::Ok(())
+        });
+        let done = work();
+        is_done.store(true, Ordering::Relaxed);
+        alive.thread().unpark();
+        done
+    })
 }

@@ -1,10 +1,11 @@
 //! The files that a pod gives back: `pipe-job files` is the process of the container that has the files of a job, and `pipe-job send`, which
 //! `pipe` starts in it, writes to stdout what the job writes.
 //!
-//! `send --folder FOLDER --control FOLDER --streams PATHS --whole NAMES --folders NAMES`: the folder of the attempt; files that grow,
-//! which are sent as they do; folders whose files are sent once they do not change; folders whose folders are complete when they are
-//! there, such as checkpoints. Names have commas between them. With `--over yes --keep NAMES` the job is given up: what these folders
-//! have now is kept for the next attempt before anything is sent.
+//! `send --folder FOLDER --control FOLDER --streams PATHS --whole NAMES --checkpoints FOLDER --pattern PATTERN --last PATH`: the folder of
+//! the attempt; files that grow, which are sent as they do; folders whose files are sent once they do not change; the folder whose folders of
+//! these names are checkpoints, each of which is sent as a whole; and the record of the end, which is sent once all else was. Names have
+//! commas between them. With `--over yes --keep NAMES` the job is given up: what these folders have now is kept for the next attempt before
+//! anything is sent.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -15,14 +16,14 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use super::frames::{Frame, Kind, changed, files_below};
+use super::frames::{Frame, Kind, changed, files_below, next_piece, open_below};
 use super::kept::freeze;
 use super::options::Flags;
 
 const INTERVAL: Duration = Duration::from_millis(200);
 
 /// Between two signs of life of a connection that has nothing to send.
-const ALIVE_INTERVAL: Duration = Duration::from_secs(5);
+pub const ALIVE_INTERVAL: Duration = Duration::from_secs(5);
 
 /// How long a file must have stayed the same before it is sent while the job runs.
 const STILL: Duration = Duration::from_secs(1);
@@ -46,9 +47,18 @@ pub fn hold_lock(path: &Path) -> io::Result<File> {
     std::fs::rename(new, path).map(|()| file)
 }
 
+/// Writes a file of the folder that containers of a pod share. The job may have put a link there.
+pub fn mark(path: &Path) -> io::Result<()> {
+    match File::create_new(path) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
+        _ => Ok(()),
+    }
+}
+
 /// Whether the job has begun, and has ended since.
 fn has_ended(control: &Path) -> bool {
-    let Ok(file) = File::options().write(true).open(control.join(LOCK)) else { return false };
+    let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
+    let Ok(file) = File::options().write(true).custom_flags(flags).open(control.join(LOCK)) else { return false };
     // SAFETY: flock takes two integers.
     unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_SH | libc::LOCK_NB) == 0 }
 }
@@ -113,15 +123,46 @@ struct Sender {
     folder: PathBuf,
     streams: Vec<String>,
     whole: Vec<String>,
-    folders: Vec<String>,
+    checkpoints: Checkpoints,
+    /// The record of the end of the job.
+    last: String,
     /// The files that `pipe` has.
     sent: BTreeMap<String, State>,
     /// Files as they were last seen, and since when.
     seen: BTreeMap<String, (State, Instant)>,
-    /// Folders that were sent as complete.
-    complete: BTreeSet<String>,
     to: BufWriter<Stdout>,
     written: Instant,
+}
+
+/// The folders that are sent as a whole: those of a folder whose names match a pattern.
+struct Checkpoints {
+    folder: String,
+    pattern: String,
+}
+
+impl Checkpoints {
+    /// The checkpoint that a file belongs to.
+    fn of<'a>(&self, path: &'a str) -> Option<&'a str> {
+        let rest = path.strip_prefix(&self.folder)?.strip_prefix('/').filter(|_| !self.folder.is_empty())?;
+        let (name, _) = rest.split_once('/')?;
+        let is_one = !is_staged(name) && matches(self.pattern.as_bytes(), name.as_bytes());
+        is_one.then(|| &path[..self.folder.len() + 1 + name.len()])
+    }
+}
+
+/// Whether a name is what the pattern describes: `*` is any text, `?` one character.
+fn matches(pattern: &[u8], name: &[u8]) -> bool {
+    match (pattern.split_first(), name.split_first()) {
+        (None, None) => true,
+        (Some((b'*', rest)), _) => matches(rest, name) || !name.is_empty() && matches(pattern, &name[1..]),
+        (Some((b'?', rest)), Some((first, _))) => {
+            // The bytes of one character.
+            let length = 1 + name[1..].iter().take_while(|byte| *first >= 0xc0 && **byte & 0xc0 == 0x80).count();
+            matches(rest, &name[length..])
+        }
+        (Some((byte, rest)), Some((first, others))) => byte == first && matches(rest, others),
+        _ => false,
+    }
 }
 
 pub fn send(flags: &Flags) -> io::Result<()> {
@@ -134,25 +175,17 @@ pub fn send(flags: &Flags) -> io::Result<()> {
     if is_over {
         freeze(&flags.path("--folder")?, flags.text("--keep")?)?;
     }
-    let mut sent = BTreeMap::new();
-    let mut input = io::stdin().lock();
-    loop {
-        let frame = Frame::read(&mut input)?;
-        match frame.kind {
-            Kind::End => break,
-            Kind::Have => drop(sent.insert(frame.path, (frame.size, frame.changed))),
-            _ => {}
-        }
-    }
-    drop(input);
     let mut sender = Sender {
         folder: flags.path("--folder")?,
         streams: names("--streams")?,
         whole: names("--whole")?,
-        folders: names("--folders")?,
-        sent,
+        checkpoints: Checkpoints {
+            folder: flags.text("--checkpoints")?.to_owned(),
+            pattern: flags.text("--pattern")?.to_owned(),
+        },
+        last: flags.text("--last")?.to_owned(),
+        sent: present()?,
         seen: BTreeMap::new(),
-        complete: BTreeSet::new(),
         to: BufWriter::with_capacity(1 << 16, io::stdout()),
         written: Instant::now(),
     };
@@ -175,10 +208,26 @@ pub fn send(flags: &Flags) -> io::Result<()> {
         }
         std::thread::sleep(INTERVAL);
     }
+    // Where `pipe` has it, it has all.
+    sender.file(&sender.last.clone())?;
     Frame::of(Kind::End, "").write(&mut sender.to)?;
     sender.to.flush()?;
     let _ = acknowledged.join();
-    std::fs::write(control.join(FETCHED), "")
+    mark(&control.join(FETCHED))
+}
+
+/// The files that `pipe` has already.
+fn present() -> io::Result<BTreeMap<String, State>> {
+    let mut found = BTreeMap::new();
+    let mut input = io::stdin().lock();
+    loop {
+        let frame = Frame::read(&mut input)?;
+        match frame.kind {
+            Kind::End => return Ok(found),
+            Kind::Have => drop(found.insert(frame.path, (frame.size, frame.changed))),
+            _ => {}
+        }
+    }
 }
 
 impl Sender {
@@ -187,24 +236,24 @@ impl Sender {
         for path in self.streams.clone() {
             self.stream(&path)?;
         }
-        let mut files = Vec::new();
-        for name in &self.whole {
-            files_below(&self.folder, name, &mut |path, meta| files.push((path, meta)));
-        }
-        files.retain(|(path, _)| !self.streams.contains(path) && (is_last || !is_staged(path)));
-        for (path, meta) in files {
-            let state = (meta.len(), changed(&meta));
-            let known = self.seen.entry(path.clone()).or_insert((state, Instant::now()));
-            if known.0 != state {
-                *known = (state, Instant::now());
+        let files = self.files();
+        self.tell_of_removed(&files)?;
+        let (mut single, mut checkpoints) = (Vec::new(), BTreeMap::<String, Vec<(String, State)>>::new());
+        for (path, state) in files {
+            match self.checkpoints.of(&path) {
+                Some(checkpoint) => checkpoints.entry(checkpoint.to_owned()).or_default().push((path, state)),
+                // A checkpoint that is being written is in no other folder.
+                None if !is_staged(&path) || is_last && is_below(&self.whole, &path) => single.push((path, state)),
+                None => {}
             }
-            let is_still = is_last || known.1.elapsed() > STILL;
-            if is_still && self.sent.get(&path) != Some(&state) {
+        }
+        for (path, state) in single {
+            if self.is_still(&path, state, is_last) && self.sent.get(&path) != Some(&state) {
                 self.file(&path)?;
             }
         }
-        for name in self.folders.clone() {
-            self.folders_of(&name)?;
+        for (path, files) in checkpoints {
+            self.checkpoint(&path, &files, is_last)?;
         }
         if self.written.elapsed() > ALIVE_INTERVAL {
             self.frame(&Frame::of(Kind::Alive, ""))?;
@@ -212,79 +261,159 @@ impl Sender {
         self.to.flush()
     }
 
+    /// All files but those that grow and the record of the end.
+    fn files(&self) -> BTreeMap<String, State> {
+        let mut files = BTreeMap::new();
+        let names = self.whole.iter().chain(Some(&self.checkpoints.folder).filter(|folder| !folder.is_empty()));
+        for name in names {
+            files_below(&self.folder, name, &mut |path, meta| {
+                if path != self.last && !self.streams.contains(&path) {
+                    files.insert(path, (meta.len(), changed(&meta)));
+                }
+            });
+        }
+        files
+    }
+
+    /// Whether a file has not changed for a while, or never will.
+    fn is_still(&mut self, path: &str, state: State, is_last: bool) -> bool {
+        let known = self.seen.entry(path.to_owned()).or_insert((state, Instant::now()));
+        if known.0 != state {
+            *known = (state, Instant::now());
+        }
+        is_last || known.1.elapsed() > STILL
+    }
+
     fn frame(&mut self, frame: &Frame) -> io::Result<()> {
         self.written = Instant::now();
         frame.write(&mut self.to)
     }
 
-    /// The job may have put a link there: none is followed.
-    fn open(&self, path: &str) -> io::Result<File> {
-        let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
-        let file = File::options().read(true).custom_flags(flags).open(self.folder.join(path))?;
-        if file.metadata()?.is_file() { Ok(file) } else { Err(io::ErrorKind::InvalidData.into()) }
-    }
-
-    /// Sends what was added to a file; one that was cut is sent from its beginning.
-    fn stream(&mut self, path: &str) -> io::Result<()> {
-        let Ok(mut file) = self.open(path) else { return Ok(()) };
-        let (length, at) = (file.metadata()?.len(), self.sent.get(path).map_or(0, |(size, _)| *size));
-        let offset = if length < at { 0 } else { at };
-        if length == at {
-            return Ok(());
+    /// Tells of files that `pipe` has and that are not there any more; of a whole checkpoint at once. The folder of the first process has
+    /// files of `pipe` too.
+    fn tell_of_removed(&mut self, files: &BTreeMap<String, State>) -> io::Result<()> {
+        let own = self.last.split('/').next().unwrap_or_default().to_owned();
+        let is_known = |path: &str| {
+            !is_below(std::slice::from_ref(&own), path)
+                && (is_below(&self.whole, path) || self.checkpoints.of(path).is_some())
+        };
+        let gone: Vec<String> =
+            self.sent.keys().filter(|path| !files.contains_key(*path) && is_known(path)).cloned().collect();
+        let left: BTreeSet<&str> = files.keys().filter_map(|path| self.checkpoints.of(path)).collect();
+        let mut told = BTreeSet::new();
+        for path in gone {
+            self.sent.remove(&path);
+            let checkpoint = self.checkpoints.of(&path).map(str::to_owned);
+            match checkpoint {
+                // One that has lost files is sent again.
+                Some(checkpoint) if left.contains(checkpoint.as_str()) => {
+                    if let Some(one) = files.keys().find(|path| self.checkpoints.of(path) == Some(&checkpoint)) {
+                        self.sent.remove(one);
+                    }
+                }
+                Some(checkpoint) if !told.insert(checkpoint.clone()) => {}
+                Some(checkpoint) => self.frame(&Frame::of(Kind::Removed, &checkpoint))?,
+                None => self.frame(&Frame::of(Kind::Removed, &path))?,
+            }
         }
-        file.seek(SeekFrom::Start(offset))?;
-        let frame = Frame { size: length - offset, offset, ..Frame::of(Kind::Append, path) };
-        frame.write_data(&mut file, &mut self.to)?;
-        self.written = Instant::now();
-        self.sent.insert(path.to_owned(), (length, 0));
         Ok(())
     }
 
-    fn file(&mut self, path: &str) -> io::Result<()> {
-        let Ok(mut file) = self.open(path) else { return Ok(()) };
-        let meta = file.metadata()?;
-        let frame = Frame { size: meta.len(), changed: changed(&meta), ..Frame::of(Kind::File, path) };
+    /// Sends what was added to a file, without its holes; one that was cut is sent from its beginning.
+    fn stream(&mut self, path: &str) -> io::Result<()> {
+        let Ok(mut file) = open_file(&self.folder, path) else { return Ok(()) };
+        let (length, at) = (file.metadata()?.len(), self.sent.get(path).map_or(0, |(size, _)| *size));
+        let mut at = if length < at { 0 } else { at };
+        while let Some((offset, size)) = next_piece(&file, at, length) {
+            file.seek(SeekFrom::Start(offset))?;
+            let frame = Frame { size, offset, ..Frame::of(Kind::Append, path) };
+            frame.write_data(&mut file, &mut self.to)?;
+            self.written = Instant::now();
+            at = offset + size;
+        }
+        self.sent.insert(path.to_owned(), (at, 0));
+        Ok(())
+    }
+
+    /// Sends a file; whether it is there. What cannot be read is not missing.
+    fn file(&mut self, path: &str) -> io::Result<bool> {
+        let mut file = match open_file(&self.folder, path) {
+            Ok(file) => file,
+            Err(error) if is_absent(&error) => return Ok(false),
+            Err(error) => return Err(io::Error::new(error.kind(), format!("{path}: {error}"))),
+        };
+        let frame = Frame::of_file(path, &file.metadata()?);
         frame.write_data(&mut file, &mut self.to)?;
         self.written = Instant::now();
         self.sent.insert(path.to_owned(), (frame.size, frame.changed));
-        Ok(())
+        Ok(true)
     }
 
-    /// The folders in a folder, each whole; and which of them are gone.
-    fn folders_of(&mut self, name: &str) -> io::Result<()> {
-        let entries = std::fs::read_dir(self.folder.join(name)).into_iter().flatten().flatten();
-        let paths = entries.filter_map(|entry| Some(format!("{name}/{}", entry.file_name().into_string().ok()?)));
-        let present: BTreeSet<String> = paths.filter(|path| !is_staged(path)).collect();
-        for path in present.difference(&self.complete.clone()) {
-            let mut files = Vec::new();
-            files_below(&self.folder, path, &mut |path, meta| files.push((path, (meta.len(), changed(&meta)))));
-            let missing: Vec<_> = files.iter().filter(|(path, state)| self.sent.get(path) != Some(state)).collect();
-            // All of it or nothing: what is there only in part is sent again.
-            if !missing.is_empty() {
-                files.iter().try_for_each(|(path, _)| self.file(path))?;
-                self.frame(&Frame::of(Kind::Complete, path))?;
+    /// Sends a checkpoint: all of it or nothing.
+    fn checkpoint(&mut self, path: &str, files: &[(String, State)], is_last: bool) -> io::Result<()> {
+        let still: Vec<bool> = files.iter().map(|(path, state)| self.is_still(path, *state, is_last)).collect();
+        let is_new = files.iter().any(|(path, state)| self.sent.get(path) != Some(state));
+        if !is_new || still.contains(&false) {
+            return Ok(());
+        }
+        for (file, _) in files {
+            // One that goes away meanwhile was replaced: the next look sends what is there then.
+            if !self.file(file)? {
+                self.sent.retain(|known, _| self.checkpoints.of(known) != Some(path));
+                return Ok(());
             }
-            self.complete.insert(path.clone());
         }
-        let is_gone = |path: &&String| !present.contains(&first_two(path));
-        let prefix = format!("{name}/");
-        let known = self.sent.keys().filter(|path| path.starts_with(&prefix));
-        let gone: BTreeSet<String> = known.filter(is_gone).map(|path| first_two(path)).collect();
-        for path in gone {
-            self.frame(&Frame::of(Kind::Removed, &path))?;
-            self.complete.remove(&path);
-            self.sent.retain(|known, _| first_two(known) != path);
-        }
-        Ok(())
+        self.frame(&Frame::of(Kind::Complete, path))
     }
 }
 
-fn first_two(path: &str) -> String {
-    path.splitn(3, '/').take(2).collect::<Vec<_>>().join("/")
+fn is_below(names: &[String], path: &str) -> bool {
+    names.iter().any(|name| path.strip_prefix(name.as_str()).is_some_and(|rest| rest.starts_with('/')))
+}
+
+/// The job may have put a link or a pipe there.
+fn open_file(folder: &Path, path: &str) -> io::Result<File> {
+    let file = open_below(folder, path)?;
+    if file.metadata()?.is_file() { Ok(file) } else { Err(io::ErrorKind::InvalidData.into()) }
+}
+
+/// Whether there is no file that could be sent.
+fn is_absent(error: &io::Error) -> bool {
+    let is_other = matches!(error.raw_os_error(), Some(libc::ELOOP | libc::ENOTDIR | libc::ENXIO | libc::EACCES));
+    is_other || matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::InvalidData)
 }
 
 /// Whether a name is that of something that is being written.
 fn is_staged(path: &str) -> bool {
     let is_own = |name: &str| name.starts_with('.') || [".new", ".tmp", ".old"].iter().any(|end| name.ends_with(end));
     path.split('/').any(is_own)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_checkpoints() {
+        for (pattern, name, want) in [
+            ("*", "step-1", true),
+            ("checkpoint-*", "checkpoint-500", true),
+            ("checkpoint-*", "runs", false),
+            ("epoch=?.ckpt", "epoch=\u{e9}.ckpt", true),
+            ("epoch=?.ckpt", "epoch=12.ckpt", false),
+            ("*-*-last", "a-b-last-last", true),
+        ] {
+            assert_eq!(matches(pattern.as_bytes(), name.as_bytes()), want, "{pattern} {name}");
+        }
+        let checkpoints = Checkpoints { folder: "output/out".to_owned(), pattern: "checkpoint-*".to_owned() };
+        assert_eq!(checkpoints.of("output/out/checkpoint-5/a/b"), Some("output/out/checkpoint-5"));
+        for path in [
+            "output/out/log.txt",
+            "output/other/checkpoint-5/a",
+            "output/outer/checkpoint-5/a",
+            "output/out/checkpoint-5",
+        ] {
+            assert_eq!(checkpoints.of(path), None, "{path}");
+        }
+    }
 }

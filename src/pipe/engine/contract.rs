@@ -140,6 +140,11 @@ pub trait JobHandle {
     /// Ends the job at once.
     async fn kill(&self) -> Result<(), Error>;
 
+    /// Whether a job that was asked to end has what it saved still to bring here.
+    fn is_saving(&self) -> bool {
+        false
+    }
+
     /// How a job whose lines have ended came to its end.
     async fn ending(&mut self) -> Result<Ending, Error>;
 

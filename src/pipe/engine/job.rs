@@ -15,6 +15,8 @@ pub struct Launch {
     /// The folder for what the first process of the job writes: on the host, and as the job sees it.
     pub job_folder: (PathBuf, PathBuf),
     pub mounts: Mounts,
+    /// Where a command keeps its checkpoints: a folder below the one that it writes to, and the pattern of their names.
+    pub checkpoints: Option<(String, String)>,
     /// The folder that the job starts in, as it sees it; absent leaves it to the image, or is where `pipe` was started.
     pub work_folder: Option<PathBuf>,
     pub program: JobProgram,
@@ -56,6 +58,7 @@ impl Launch {
             run_folder: PathBuf::new(),
             job_folder: Default::default(),
             mounts: Mounts::default(),
+            checkpoints: None,
             work_folder: None,
             program: JobProgram::Command("true".to_owned()),
             image: None,

@@ -13,6 +13,9 @@ use crate::error::Error;
 /// How long the cluster may take to say that it is there.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// How long the server may take to answer a request: a connection may be dead without a word.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
+
 /// Bytes of a stream that may wait on either side.
 const BUFFER: usize = 1 << 18;
 
@@ -97,6 +100,14 @@ fn innermost(error: &dyn std::error::Error) -> String {
 
 type Answer<T> = Result<T, Failure>;
 
+/// The answer to a request, or that there is none.
+pub async fn answer<T>(request: impl Future<Output = kube::Result<T>>) -> Answer<T> {
+    match tokio::time::timeout(REQUEST_TIMEOUT, request).await {
+        Ok(answer) => Ok(answer?),
+        Err(_) => Err(Failure::Away { said: format!("no answer within {} s", REQUEST_TIMEOUT.as_secs()) }),
+    }
+}
+
 impl Cluster {
     pub async fn connect(settings: &Pods) -> Result<Self, Error> {
         let config = config(settings).await?;
@@ -122,21 +133,21 @@ impl Cluster {
     }
 
     pub async fn pod(&self, name: &str) -> Answer<Option<Pod>> {
-        Ok(self.pods().get_opt(name).await?)
+        answer(self.pods().get_opt(name)).await
     }
 
     pub async fn pods_with(&self, labels: &str) -> Answer<Vec<Pod>> {
-        Ok(self.pods().list(&ListParams::default().labels(labels)).await?.items)
+        Ok(answer(self.pods().list(&ListParams::default().labels(labels))).await?.items)
     }
 
     /// Makes a pod. With `only_asked` the cluster only says whether it would.
     pub async fn create_pod(&self, pod: &Pod, only_asked: bool) -> Answer<Pod> {
-        Ok(self.pods().create(&PostParams { dry_run: only_asked, ..PostParams::default() }, pod).await?)
+        answer(self.pods().create(&PostParams { dry_run: only_asked, ..PostParams::default() }, pod)).await
     }
 
     /// One that is there already is fine.
     pub async fn create_secret(&self, secret: &Secret) -> Answer<()> {
-        match self.secrets().create(&PostParams::default(), secret).await.map_err(Failure::from) {
+        match answer(self.secrets().create(&PostParams::default(), secret)).await {
             Err(failure) if !failure.is(409) => Err(failure),
             _ => Ok(()),
         }
@@ -144,7 +155,7 @@ impl Cluster {
 
     /// Asks a pod to end within so many seconds. One that is gone already is fine.
     pub async fn delete_pod(&self, name: &str, seconds: u32) -> Answer<()> {
-        match self.pods().delete(name, &DeleteParams::default().grace_period(seconds)).await.map_err(Failure::from) {
+        match answer(self.pods().delete(name, &DeleteParams::default().grace_period(seconds))).await {
             Err(failure) if !failure.is(404) => Err(failure),
             _ => Ok(()),
         }
@@ -154,16 +165,16 @@ impl Cluster {
     pub async fn events_of(&self, uid: &str) -> Vec<(String, String)> {
         let events: Api<Event> = Api::namespaced(self.client.clone(), &self.namespace);
         let asked = ListParams::default().fields(&format!("involvedObject.uid={uid}"));
-        let found = events.list(&asked).await.map(|list| list.items).unwrap_or_default();
+        let found = answer(events.list(&asked)).await.map(|list| list.items).unwrap_or_default();
         found.into_iter().map(|event| (event.reason.unwrap_or_default(), event.message.unwrap_or_default())).collect()
     }
 
     pub async fn nodes(&self) -> Answer<Vec<Node>> {
-        Ok(Api::<Node>::all(self.client.clone()).list(&ListParams::default()).await?.items)
+        Ok(answer(Api::<Node>::all(self.client.clone()).list(&ListParams::default())).await?.items)
     }
 
     pub async fn node(&self, name: &str) -> Answer<Option<Node>> {
-        Ok(Api::<Node>::all(self.client.clone()).get_opt(name).await?)
+        answer(Api::<Node>::all(self.client.clone()).get_opt(name)).await
     }
 
     /// Starts a process in a container of a pod.
@@ -172,7 +183,7 @@ impl Cluster {
             container: Some(container.to_owned()),
             stdin: true,
             stdout: true,
-            stderr: false,
+            stderr: true,
             max_stdin_buf_size: Some(BUFFER),
             max_stdout_buf_size: Some(BUFFER),
             ..AttachParams::default()

@@ -2,19 +2,21 @@
 
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, UNIX_EPOCH};
 
 use pipe_spec::run::JobFolder;
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
+use rustix::fs::OFlags;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 use super::client::Cluster;
 use super::frames::{Frame, Kind};
-use super::plan::{Plan, WrittenKind};
+use super::plan::Plan;
 use super::pod;
-use super::upload::changed;
+use super::upload::{MAX_DEPTH, changed, last_words, soon};
 
 /// The files that grow: those of the first process and the trainer.
 const STREAMS: [&str; 2] = [JobFolder::OUTPUT, JobFolder::EVENTS];
@@ -35,6 +37,8 @@ pub struct Progress {
     is_connected: AtomicBool,
     /// Whether all files are here.
     is_complete: AtomicBool,
+    /// Why the last connection broke.
+    problem: Mutex<String>,
 }
 
 impl Progress {
@@ -44,6 +48,10 @@ impl Progress {
 
     pub fn is_complete(&self) -> bool {
         self.is_complete.load(Ordering::Relaxed)
+    }
+
+    pub fn problem(&self) -> String {
+        self.problem.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
@@ -58,7 +66,10 @@ pub async fn fetch(cluster: Cluster, plan: Plan, name: String, is_over: bool, pr
                 progress.is_complete.store(true, Ordering::Relaxed);
                 return;
             }
-            Err(error) => tracing::debug!("fetching the files of {name}: {error}"),
+            Err(error) => {
+                tracing::debug!("fetching the files of {name}: {error}");
+                *progress.problem.lock().unwrap_or_else(PoisonError::into_inner) = error.to_string();
+            }
         }
         interval = if was_connected { FIRST_INTERVAL } else { (interval * 2).min(LAST_INTERVAL) };
         tokio::time::sleep(interval).await;
@@ -73,43 +84,66 @@ async fn connection(cluster: &Cluster, plan: &Plan, name: &str, is_over: bool, p
     let (Some(mut input), Some(mut output)) = (process.stdin(), process.stdout()) else {
         return Err(io::ErrorKind::BrokenPipe.into());
     };
-    for frame in present(plan) {
-        frame.write(&mut input).await?;
+    let taken = take_all(plan, &mut input, &mut output, progress).await;
+    match taken {
+        Err(error) => Err(last_words(&mut process).await.map_or(error, io::Error::other)),
+        taken => taken,
     }
-    Frame::of(Kind::End, "").write(&mut input).await?;
-    input.flush().await?;
+}
+
+async fn take_all(
+    plan: &Plan,
+    input: &mut (impl AsyncWrite + Unpin),
+    output: &mut (impl AsyncRead + Unpin),
+    progress: &Progress,
+) -> io::Result<()> {
+    soon(async {
+        for frame in present(plan) {
+            frame.write(input).await?;
+        }
+        Frame::of(Kind::End, "").write(input).await?;
+        input.flush().await
+    })
+    .await?;
     loop {
-        let frame = tokio::time::timeout(ALIVE_TIMEOUT, Frame::read(&mut output)).await.map_err(io::Error::other)??;
+        let frame = tokio::time::timeout(ALIVE_TIMEOUT, Frame::read(output)).await.map_err(io::Error::other)??;
         progress.is_connected.store(true, Ordering::Relaxed);
         if frame.kind == Kind::End {
             break;
         }
-        take(plan, &frame, &mut output).await?;
+        take(plan, &frame, output).await?;
     }
     // With this the pod may go.
-    Frame::of(Kind::End, "").write(&mut input).await?;
-    input.flush().await?;
+    soon(async {
+        Frame::of(Kind::End, "").write(input).await?;
+        input.flush().await
+    })
+    .await?;
     let mut rest = Vec::new();
     tokio::time::timeout(ALIVE_TIMEOUT, output.read_to_end(&mut rest)).await.ok();
     Ok(())
 }
 
-/// The files that are here already.
+/// The files that are here already. What came only in part before is removed.
 fn present(plan: &Plan) -> Vec<Frame> {
     let mut frames = Vec::new();
     for written in &plan.written {
-        below(&written.host, &written.name, &mut frames);
+        below(&written.host, &written.name, 0, &mut frames);
     }
     frames
 }
 
-fn below(folder: &Path, path: &str, to: &mut Vec<Frame>) {
+fn below(folder: &Path, path: &str, depth: usize, to: &mut Vec<Frame>) {
     for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
         let (Ok(name), Ok(meta)) = (entry.file_name().into_string(), entry.metadata()) else { continue };
         let path = format!("{path}/{name}");
-        if meta.is_dir() {
-            below(&entry.path(), &path, to);
-        } else if meta.is_file() && !name.ends_with(INCOMING) {
+        if name.ends_with(INCOMING) {
+            let removed =
+                if meta.is_dir() { std::fs::remove_dir_all(entry.path()) } else { std::fs::remove_file(entry.path()) };
+            removed.unwrap_or_else(|error| tracing::debug!("{}: {error}", entry.path().display()));
+        } else if meta.is_dir() && depth < MAX_DEPTH {
+            below(&entry.path(), &path, depth + 1, to);
+        } else if meta.is_file() {
             to.push(Frame { size: meta.len(), changed: changed(&meta), ..Frame::of(Kind::Have, path) });
         }
     }
@@ -131,23 +165,54 @@ async fn take(plan: &Plan, frame: &Frame, from: &mut (impl AsyncRead + Unpin)) -
     }
     let found = plan.local(&frame.path).filter(|_| frame.is_inside());
     let (written, path) = found.ok_or_else(|| io::Error::other(format!("unexpected file {}", frame.path)))?;
-    let path = match frame.path.split('/').nth(1) {
-        // Complete or not there.
-        Some(name) if written.kind == WrittenKind::Checkpoints && frame.kind == Kind::File => {
-            let folder = written.host.join(name);
-            path.strip_prefix(&folder).map_or(path.clone(), |rest| staged(&folder).join(rest))
-        }
-        _ => path,
-    };
+    let base = &written.host;
     match frame.kind {
-        Kind::Append => append(frame, &path, from).await,
-        Kind::File | Kind::Program => whole(frame, &path, from).await,
-        Kind::Complete => complete(&path),
-        Kind::Removed if path.is_dir() => std::fs::remove_dir_all(&path),
-        Kind::Removed => std::fs::remove_file(&path).or_else(absent),
-        Kind::Folder => std::fs::create_dir_all(&path),
+        Kind::Append => append(frame, &real(base, &path)?, from).await,
+        Kind::File | Kind::Program | Kind::Sparse => {
+            // Complete or not there.
+            let checkpoint = plan.checkpoint_of(&frame.path).and_then(|name| Some(plan.local(name)?.1));
+            let rest = checkpoint.as_ref().and_then(|folder| path.strip_prefix(folder).ok());
+            let path = checkpoint.as_ref().zip(rest).map_or(path.clone(), |(folder, rest)| staged(folder).join(rest));
+            whole(frame, &real(base, &path)?, from).await
+        }
+        Kind::Complete => complete(&real(base, &path)?),
+        Kind::Removed => {
+            let path = real(base, &path)?;
+            std::fs::remove_dir_all(staged(&path))
+                .or_else(|error| if is_no_folder(&error) { Ok(()) } else { Err(error) })?;
+            match path.symlink_metadata() {
+                Ok(meta) if meta.is_dir() => std::fs::remove_dir_all(&path),
+                _ => std::fs::remove_file(&path).or_else(absent),
+            }
+        }
+        Kind::Folder => std::fs::create_dir_all(real(base, &path)?),
         Kind::Have | Kind::End | Kind::Alive => Ok(()),
     }
+}
+
+fn is_no_folder(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
+}
+
+/// The path of something below `base`, whose folder is there. A link that a job of another engine has left on the way gives way to a
+/// folder: the pod has one.
+fn real(base: &Path, path: &Path) -> io::Result<PathBuf> {
+    std::fs::create_dir_all(base)?;
+    let below = path.strip_prefix(base).ok().and_then(Path::parent).unwrap_or(Path::new(""));
+    let mut folder = base.to_owned();
+    for part in below.components() {
+        folder.push(part);
+        match folder.symlink_metadata() {
+            Ok(meta) if meta.is_dir() => {}
+            found => {
+                if found.is_ok() {
+                    std::fs::remove_file(&folder)?;
+                }
+                std::fs::create_dir(&folder)?;
+            }
+        }
+    }
+    Ok(path.to_owned())
 }
 
 fn absent(error: io::Error) -> io::Result<()> {
@@ -156,16 +221,18 @@ fn absent(error: io::Error) -> io::Result<()> {
 
 /// A folder all of whose files are here.
 fn complete(path: &Path) -> io::Result<()> {
-    if path.exists() {
-        std::fs::remove_dir_all(path)?;
+    match path.symlink_metadata() {
+        Ok(meta) if meta.is_dir() => std::fs::remove_dir_all(path)?,
+        Ok(_) => std::fs::remove_file(path)?,
+        Err(_) => {}
     }
     std::fs::rename(staged(path), path)?;
     File::open(path.parent().unwrap_or(path))?.sync_all()
 }
 
 async fn append(frame: &Frame, path: &Path, from: &mut (impl AsyncRead + Unpin)) -> io::Result<()> {
-    path.parent().map_or(Ok(()), std::fs::create_dir_all)?;
-    let mut file = File::options().create(true).truncate(false).write(true).open(path)?;
+    let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
+    let mut file = File::options().create(true).truncate(false).write(true).custom_flags(flags).open(path)?;
     if frame.offset < file.metadata()?.len() {
         file.set_len(frame.offset)?;
     }
@@ -174,14 +241,35 @@ async fn append(frame: &Frame, path: &Path, from: &mut (impl AsyncRead + Unpin))
 }
 
 async fn whole(frame: &Frame, path: &Path, from: &mut (impl AsyncRead + Unpin)) -> io::Result<()> {
-    path.parent().map_or(Ok(()), std::fs::create_dir_all)?;
     let new = staged(path);
-    let mut file = File::create(&new)?;
-    copy(frame.size, from, &mut file).await?;
+    std::fs::remove_file(&new).or_else(absent)?;
+    let mut file = File::create_new(&new)?;
+    match frame.kind {
+        Kind::Sparse => pieces(frame.size, from, &mut file).await?,
+        _ => copy(frame.size, from, &mut file).await?,
+    }
     let changed = u64::try_from(frame.changed).unwrap_or(0);
     file.set_modified(UNIX_EPOCH + Duration::from_nanos(changed))?;
     file.sync_all()?;
     std::fs::rename(new, path)
+}
+
+/// The pieces of a file with holes.
+async fn pieces(end: u64, from: &mut (impl AsyncRead + Unpin), to: &mut File) -> io::Result<()> {
+    loop {
+        let mut numbers = [[0; 8]; 2];
+        let read = from.read_exact(numbers.as_flattened_mut());
+        tokio::time::timeout(ALIVE_TIMEOUT, read).await.map_err(io::Error::other)??;
+        let [offset, size] = numbers.map(u64::from_le_bytes);
+        if size == 0 {
+            return to.set_len(end);
+        }
+        if offset.checked_add(size).is_none_or(|stop| stop > end) {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        to.seek(SeekFrom::Start(offset))?;
+        copy(size, from, to).await?;
+    }
 }
 
 async fn copy(mut left: u64, from: &mut (impl AsyncRead + Unpin), to: &mut File) -> io::Result<()> {
@@ -201,6 +289,8 @@ async fn copy(mut left: u64, from: &mut (impl AsyncRead + Unpin), to: &mut File)
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::symlink;
+
     use pipe_spec::pipeline::Container;
 
     use super::*;
@@ -233,6 +323,38 @@ mod tests {
         assert_eq!(present(&plan).len(), 1);
         give(&plan, Kind::Removed, "checkpoints/step-1", 0, "").await.unwrap();
         assert!(!checkpoint.exists());
+    }
+
+    #[tokio::test]
+    async fn links_that_another_job_has_left_are_not_followed() {
+        let folder = tempfile::tempdir().unwrap();
+        let (plan, outside) = (plan(folder.path()), folder.path().join("outside"));
+        std::fs::create_dir_all(&outside).unwrap();
+        std::fs::write(outside.join("output"), "own").unwrap();
+        std::fs::create_dir_all(folder.path().join("job")).unwrap();
+        symlink(&outside, folder.path().join("job/deep")).unwrap();
+        symlink(outside.join("output"), folder.path().join("job/output")).unwrap();
+        give(&plan, Kind::File, "job/deep/x", 0, "12").await.unwrap();
+        assert_eq!(std::fs::read(folder.path().join("job/deep/x")).unwrap(), b"12");
+        assert!(give(&plan, Kind::Append, "job/output", 0, "x").await.is_err());
+        let left: Vec<_> = std::fs::read_dir(&outside).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        assert_eq!(left, ["output"]);
+        assert_eq!(std::fs::read(outside.join("output")).unwrap(), b"own");
+    }
+
+    #[tokio::test]
+    async fn holes_take_no_room() {
+        let folder = tempfile::tempdir().unwrap();
+        let plan = plan(folder.path());
+        let frame = Frame { size: 1 << 40, ..Frame::of(Kind::Sparse, "job/a") };
+        let piece = |offset: u64, text: &str| {
+            [&offset.to_le_bytes()[..], &(text.len() as u64).to_le_bytes(), text.as_bytes()].concat()
+        };
+        let bytes = [piece(1 << 30, "x"), piece(0, "")].concat();
+        take(&plan, &frame, &mut bytes.as_slice()).await.unwrap();
+        assert_eq!(folder.path().join("job/a").metadata().unwrap().len(), 1 << 40);
+        let outside = [piece(1 << 40, "x"), piece(0, "")].concat();
+        assert!(take(&plan, &frame, &mut outside.as_slice()).await.is_err());
     }
 
     #[tokio::test]

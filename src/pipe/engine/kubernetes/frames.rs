@@ -11,6 +11,7 @@ pub enum Kind {
     Have,
     File,
     Program,
+    Sparse,
     Append,
     Folder,
     Removed,
@@ -19,10 +20,11 @@ pub enum Kind {
     Alive,
 }
 
-const KINDS: [(Kind, u8); 9] = [
+const KINDS: [(Kind, u8); 10] = [
     (Kind::Have, b'H'),
     (Kind::File, b'F'),
     (Kind::Program, b'X'),
+    (Kind::Sparse, b'S'),
     (Kind::Append, b'A'),
     (Kind::Folder, b'D'),
     (Kind::Removed, b'R'),

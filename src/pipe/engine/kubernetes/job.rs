@@ -1,6 +1,6 @@
 //! A job in its pod: followed to its end, stopped, killed, asked how it ended, removed.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -25,8 +25,13 @@ use crate::error::Error;
 /// How long an error that may go away is waited for before the job is refused.
 const STUCK_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// How long the files of a job that has ended are tried to fetch, and how long the cluster may take to say that it has.
-const FETCH_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long the files of a job that has ended are tried to fetch: longer than its pod keeps them.
+const FETCH_TIMEOUT: Duration = Duration::from_secs(pod::LINGER_IN_POD as u64 + 60);
+
+/// How long the pod that gives back the files of a volume may take.
+const READER_TIMEOUT: Duration = Duration::from_secs(300);
+
+/// How long the cluster may take to say that a job has ended whose files are here.
 const END_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// How long what is on its way from a pod that is gone may take.
@@ -41,8 +46,16 @@ const BEGIN_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long the files of a job that runs may not come before that is said.
 const SILENT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Between two tries to carry files to a pod.
+/// Between two tries to carry files to a pod, and how long it may refuse them before the job is refused.
 const CARRY_INTERVAL: Duration = Duration::from_secs(2);
+const REFUSED_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Between two tries to ask a pod to end, and how long they are made once its job has ended.
+const ASK_INTERVAL: Duration = Duration::from_secs(2);
+const REMOVE_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Seconds after its own timeout that the first process may take to end a job.
+const LATE_SECONDS: u32 = 10;
 
 /// State shared by the task that follows a job and the handle that ends it.
 #[derive(Default)]
@@ -51,19 +64,36 @@ pub struct Shared {
     refused: Mutex<Option<String>>,
     /// The pod as it was last seen.
     pod: Mutex<Option<Arc<Pod>>>,
-    /// Whether `pipe` has asked it to end, and at once.
-    is_asked: AtomicBool,
+    /// Since when `pipe` asks it to end, and whether at once.
+    asked: Mutex<Option<Instant>>,
     is_killed: AtomicBool,
+    /// The seconds of a request to end that the cluster has not taken yet.
+    request: Mutex<Option<u32>>,
+    progress: Arc<Progress>,
+}
+
+impl Shared {
+    /// The follower tells the cluster, again where it is away.
+    fn ask(&self, seconds: u32) {
+        lock(&self.asked).get_or_insert_with(Instant::now);
+        *lock(&self.request) = Some(seconds);
+    }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// The file that says that `pipe` has asked a job to end, for a `pipe` that takes it over.
+pub fn asked_before(job_folder: &Path) -> PathBuf {
+    job_folder.with_file_name("asked-to-end")
+}
+
 pub struct PodJob {
     cluster: Cluster,
     name: String,
     grace: u32,
+    stop_timeout: u32,
     memory: Option<u64>,
     program: JobProgram,
     /// The folder of the job on this machine.
@@ -77,6 +107,7 @@ impl PodJob {
             cluster,
             name,
             grace: pod::grace(launch),
+            stop_timeout: first_process::stop_timeout(launch),
             memory: launch.resources.memory,
             program: launch.program.clone(),
             folder: launch.job_folder.0.clone(),
@@ -88,37 +119,55 @@ impl PodJob {
     async fn seen(&self) -> Option<Seen> {
         let found = lock(&self.shared.pod).clone()?;
         let mut seen = Seen::of(&found);
-        seen.is_asked = self.shared.is_asked.load(Ordering::Relaxed);
+        seen.is_asked = lock(&self.shared.asked).is_some() || asked_before(&self.folder).exists();
+        seen.has_files = self.shared.progress.is_complete();
         if seen.is_deleted && !seen.is_asked {
             seen.events = self.cluster.events_of(found.metadata.uid.as_deref().unwrap_or_default()).await;
-            if let Ok(Some(node)) = self.cluster.node(&seen.node).await {
-                seen.node_is_closed = node.spec.as_ref().is_some_and(|spec| spec.unschedulable == Some(true));
-                let conditions = node.status.and_then(|status| status.conditions).unwrap_or_default();
-                let is_ready = |status: &str| status == "True";
-                seen.node_is_lost =
-                    conditions.iter().any(|condition| condition.type_ == "Ready" && !is_ready(&condition.status));
+            match self.cluster.node(&seen.node).await {
+                Ok(Some(node)) => {
+                    seen.node_is_closed = node.spec.as_ref().is_some_and(|spec| spec.unschedulable == Some(true));
+                    let conditions = node.status.and_then(|status| status.conditions).unwrap_or_default();
+                    let is_ready = |status: &str| status == "True";
+                    seen.node_is_lost =
+                        conditions.iter().any(|condition| condition.type_ == "Ready" && !is_ready(&condition.status));
+                }
+                // A machine that is gone takes its object with it.
+                Ok(None) => seen.node_is_lost = !seen.node.is_empty(),
+                Err(_) => {}
             }
         }
         Some(seen)
+    }
+
+    fn ask(&self, seconds: u32) {
+        std::fs::write(asked_before(&self.folder), "").unwrap_or_else(|error| tracing::debug!("{error}"));
+        self.shared.ask(seconds);
     }
 }
 
 #[async_trait(?Send)]
 impl JobHandle for PodJob {
     async fn stop(&self) -> Result<(), Error> {
-        // It repeats nothing: the node sends the signal once.
-        if self.shared.is_asked.swap(true, Ordering::Relaxed) {
-            return Ok(());
+        // The node sends the signal once.
+        if lock(&self.shared.asked).is_none() {
+            self.ask(self.grace);
         }
-        later(self.cluster.delete_pod(&self.name, self.grace).await).inspect_err(|_| {
-            self.shared.is_asked.store(false, Ordering::Relaxed);
-        })
+        Ok(())
     }
 
     async fn kill(&self) -> Result<(), Error> {
-        self.shared.is_asked.store(true, Ordering::Relaxed);
         self.shared.is_killed.store(true, Ordering::Relaxed);
-        later(self.cluster.delete_pod(&self.name, 1).await)
+        self.ask(1);
+        Ok(())
+    }
+
+    fn is_saving(&self) -> bool {
+        let asked = *lock(&self.shared.asked);
+        let has_ended = lock(&self.shared.pod).as_ref().is_some_and(|pod| state::stage(pod) == Stage::Ended);
+        // The first process of the pod ends the job itself.
+        let is_due =
+            asked.is_some_and(|at| at.elapsed() < Duration::from_secs((self.stop_timeout + LATE_SECONDS).into()));
+        self.shared.progress.is_connected() && (has_ended || is_due)
     }
 
     async fn ending(&mut self) -> Result<Ending, Error> {
@@ -139,21 +188,18 @@ impl JobHandle for PodJob {
     }
 
     async fn remove(&mut self) -> Result<(), Error> {
+        let began = Instant::now();
         for name in [&self.name, &pod::reader_name(&self.name)] {
-            later(self.cluster.delete_pod(name, 0).await)?;
+            while let Err(failure) = self.cluster.delete_pod(name, 0).await {
+                if began.elapsed() > REMOVE_TIMEOUT {
+                    tracing::warn!("pod {name} could not be deleted and stays: {}", failure.said());
+                    break;
+                }
+                tokio::time::sleep(ASK_INTERVAL).await;
+            }
         }
+        std::fs::remove_file(asked_before(&self.folder)).ok();
         Ok(())
-    }
-}
-
-/// A server that does not answer is asked again.
-fn later(answer: Result<(), Failure>) -> Result<(), Error> {
-    match answer {
-        Err(Failure::Away { said }) => {
-            tracing::warn!("the cluster does not answer: {said}");
-            Ok(())
-        }
-        answer => answer.map_err(Failure::error),
     }
 }
 
@@ -171,6 +217,15 @@ impl<T> Drop for Task<T> {
 struct Upload {
     task: Option<Task<Result<(), NotCarried>>>,
     tried: Option<Instant>,
+    /// Since when the pod refuses them.
+    refused: Option<Instant>,
+}
+
+/// A request to end on its way to the cluster, and when that was last begun.
+#[derive(Default)]
+struct Request {
+    task: Option<Task<(u32, Result<(), Failure>)>>,
+    tried: Option<Instant>,
 }
 
 pub struct Follower {
@@ -186,8 +241,8 @@ pub struct Follower {
     is_away: bool,
     stuck: Option<Instant>,
     upload: Upload,
+    request: Request,
     download: Option<Task<()>>,
-    progress: Arc<Progress>,
     /// When the files were last seen to come, since the pod was asked to end.
     alive: Option<Instant>,
     /// When they were last seen to come at all.
@@ -208,8 +263,8 @@ impl Follower {
             is_away: false,
             stuck: None,
             upload: Upload::default(),
+            request: Request::default(),
             download: None,
-            progress: Arc::default(),
             alive: None,
             heard: Instant::now(),
             ended: None,
@@ -225,6 +280,7 @@ impl Follower {
             self.output.send(to).await?;
             let view = self.watch.view();
             self.note_absence(&view, to).await?;
+            self.ask_to_end().await;
             if let Some(pod) = &view.pod {
                 *lock(&self.shared.pod) = Some(pod.clone());
             }
@@ -233,10 +289,25 @@ impl Follower {
             }
             self.watch.wait(OUTPUT_INTERVAL).await;
         }
-        if !self.progress.is_complete() {
+        if !self.shared.progress.is_complete() {
             self.fetch_from_volume(to).await?;
         }
+        self.note_end(to).await?;
         self.output.send_rest(to).await
+    }
+
+    /// Says what the end of the pod took with it, and what the words of its cause leave out.
+    async fn note_end(&mut self, to: &LineSender) -> Result<(), Closed> {
+        let seen = lock(&self.shared.pod).as_ref().map(|pod| Seen::of(pod));
+        if let Some(seen) = seen.filter(Seen::is_evicted_for_own_memory) {
+            self.say(Source::Engine, format!("{} evicted the pod: {}", seen.node, seen.message.trim()), to).await?;
+        }
+        let is_killed = self.shared.is_killed.load(Ordering::Relaxed);
+        if self.download.is_some() && !self.shared.progress.is_complete() && !is_killed {
+            let text = format!("warning: the last files of pod {} did not come", self.plan.pod);
+            self.say(Source::Engine, text, to).await?;
+        }
+        Ok(())
     }
 
     /// Does what the state of the pod asks for; whether nothing more comes from it.
@@ -272,15 +343,60 @@ impl Follower {
                 self.say(Source::Engine, text, to).await?;
                 self.start_download();
                 // A job whose files are complete has ended, and the cluster says so soon.
-                return Ok(self.progress.is_complete() && self.since_end() > END_TIMEOUT || self.is_lost(&found));
+                return Ok(self.shared.progress.is_complete() && self.since_end() > END_TIMEOUT || self.is_lost(&found));
             }
             Stage::Ended => {
                 self.start_download();
-                let can_come = state::gives_files(&found) || self.progress.is_connected();
-                return Ok(self.has_fetched(if can_come { FETCH_TIMEOUT } else { GONE_TIMEOUT }));
+                let can_come = state::gives_files(&found) || self.shared.progress.is_connected();
+                let is_over = self.has_fetched(if can_come { FETCH_TIMEOUT } else { GONE_TIMEOUT });
+                if !is_over && self.is_silent() {
+                    self.say(Source::Engine, self.missing(&found), to).await?;
+                }
+                return Ok(is_over || self.is_lost(&found));
             }
         }
         Ok(state::is_deleted(&found) && self.is_lost(&found))
+    }
+
+    /// Why a job that has ended is not over.
+    fn missing(&self, pod: &Pod) -> String {
+        let problem = self.shared.progress.problem();
+        let problem = if problem.is_empty() { problem } else { format!(" ({problem})") };
+        let until = if state::is_deleted(pod) || self.reader.is_some() {
+            ""
+        } else {
+            ", as long as the pod keeps them, an hour"
+        };
+        format!(
+            "the job in pod {} has ended, and its last files are not here yet{problem}: trying again{until}",
+            self.plan.pod
+        )
+    }
+
+    /// Passes a request to end on to the cluster, until that takes it.
+    async fn ask_to_end(&mut self) {
+        let is_done = self.request.task.as_ref().is_some_and(|task| task.0.is_finished());
+        if is_done && let Some(mut task) = self.request.task.take() {
+            match (&mut task.0).await {
+                Ok((seconds, Ok(()))) => {
+                    let mut request = lock(&self.shared.request);
+                    // One to end at once may have come meanwhile.
+                    *request = request.filter(|asked| *asked != seconds);
+                }
+                Ok((_, Err(failure))) => tracing::warn!("cannot end pod {} yet: {}", self.plan.pod, failure.said()),
+                Err(error) => tracing::debug!("{error}"),
+            }
+        }
+        let request = *lock(&self.shared.request);
+        if let Some(seconds) = request
+            && self.request.task.is_none()
+            && self.request.tried.is_none_or(|at| at.elapsed() > ASK_INTERVAL)
+        {
+            self.request.tried = Some(Instant::now());
+            let (cluster, name) = (self.cluster.clone(), self.plan.pod.clone());
+            let ask = async move { (seconds, cluster.delete_pod(&name, seconds).await) };
+            self.request.task = Some(Task(tokio::spawn(ask)));
+        }
     }
 
     fn since_end(&mut self) -> Duration {
@@ -289,7 +405,11 @@ impl Follower {
 
     /// Whether the files of a job that runs have not come for a while.
     fn is_silent(&mut self) -> bool {
-        if self.download.is_none() || self.progress.is_connected() || self.progress.is_complete() || self.is_away {
+        if self.download.is_none()
+            || self.shared.progress.is_connected()
+            || self.shared.progress.is_complete()
+            || self.is_away
+        {
             self.heard = Instant::now();
         }
         self.heard.elapsed() > SILENT_TIMEOUT
@@ -297,8 +417,8 @@ impl Follower {
 
     /// Whether all files of a job that has ended are here, or do not come within this time.
     fn has_fetched(&mut self, most: Duration) -> bool {
-        let is_late = self.since_end() > most && !self.progress.is_connected();
-        self.progress.is_complete() || self.download.is_none() || is_late
+        let is_late = self.since_end() > most && !self.shared.progress.is_connected() && !self.is_away;
+        self.shared.progress.is_complete() || self.download.is_none() || is_late
     }
 
     /// Whether a pod that was asked to end does not answer any more: its node is lost, and its container may run on.
@@ -307,7 +427,7 @@ impl Follower {
             self.alive = None;
             return false;
         }
-        if self.alive.is_none() || self.progress.is_connected() || self.is_away {
+        if self.alive.is_none() || self.shared.progress.is_connected() || self.is_away {
             self.alive = Some(Instant::now());
         }
         self.alive.is_some_and(|at| at.elapsed() > LOST_TIMEOUT)
@@ -316,7 +436,7 @@ impl Follower {
     fn start_download(&mut self) {
         if self.download.is_none() {
             let (cluster, plan, name) = (self.cluster.clone(), self.plan.clone(), self.plan.pod.clone());
-            let fetch = download::fetch(cluster, plan, name, false, Arc::clone(&self.progress));
+            let fetch = download::fetch(cluster, plan, name, false, Arc::clone(&self.shared.progress));
             self.download = Some(Task(tokio::spawn(fetch)));
         }
     }
@@ -331,9 +451,16 @@ impl Follower {
                 Ok(Err(NotCarried::Unreadable { said })) => {
                     return Ok(self.refuse(format!("its files cannot be carried to the pod: {said}")).await);
                 }
+                Ok(Err(NotCarried::Refused { said })) => {
+                    let since = self.upload.refused.get_or_insert_with(Instant::now);
+                    if since.elapsed() > REFUSED_TIMEOUT {
+                        return Ok(self.refuse(format!("the pod does not take its files: {said}")).await);
+                    }
+                    self.say_not_carried(&said, to).await?;
+                }
                 Ok(Err(NotCarried::Failed { said })) => {
-                    let text = format!("the files are not in pod {} yet ({said}): trying again", self.plan.pod);
-                    self.say(Source::Queue, text, to).await?;
+                    self.upload.refused = None;
+                    self.say_not_carried(&said, to).await?;
                 }
                 Err(error) => tracing::debug!("{error}"),
             }
@@ -346,6 +473,11 @@ impl Follower {
             self.upload.task = Some(Task(tokio::spawn(upload::carry(self.cluster.clone(), self.plan.clone()))));
         }
         Ok(false)
+    }
+
+    async fn say_not_carried(&mut self, said: &str, to: &LineSender) -> Result<(), Closed> {
+        let text = format!("the files are not in pod {} yet ({said}): trying again", self.plan.pod);
+        self.say(Source::Queue, text, to).await
     }
 
     /// A job that cannot ever start is taken away.
@@ -373,11 +505,18 @@ impl Follower {
             }
             _ => {}
         }
-        let fetch =
-            download::fetch(self.cluster.clone(), self.plan.clone(), name.clone(), true, Arc::clone(&self.progress));
+        let fetch = download::fetch(
+            self.cluster.clone(),
+            self.plan.clone(),
+            name.clone(),
+            true,
+            Arc::clone(&self.shared.progress),
+        );
         let task = Task(tokio::spawn(fetch));
         let began = Instant::now();
-        while !self.progress.is_complete() && (began.elapsed() < STUCK_TIMEOUT || self.progress.is_connected()) {
+        let progress = Arc::clone(&self.shared.progress);
+        let is_killed = || self.shared.is_killed.load(Ordering::Relaxed);
+        while !progress.is_complete() && !is_killed() && (began.elapsed() < READER_TIMEOUT || progress.is_connected()) {
             tokio::time::sleep(OUTPUT_INTERVAL).await;
             self.output.send(to).await?;
         }

@@ -22,7 +22,7 @@ use async_trait::async_trait;
 use client::{Cluster, Failure};
 use futures_util::FutureExt;
 use job::{Follower, PodJob};
-use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::core::v1::{Node, Pod, Secret};
 use pipe_spec::Device;
 use pipe_spec::lock::Program;
 use pipe_spec::pipeline::{Container, Gpus, Image, SectionType};
@@ -136,11 +136,11 @@ impl KubernetesEngine {
         format!("{}/{pod}", self.cluster.namespace)
     }
 
-    /// Refuses more than may be carried to a pod.
+    /// Refuses more than may be carried to a pod. What the run itself has written, such as its checkpoints, is carried in any case.
     async fn check_size(&self, plan: &Plan) -> Result<(), Error> {
         let plan = plan.clone();
         let files = interrupt::run(move || {
-            upload::list(&plan).map_err(|source| Error::Read { path: PathBuf::from("the files of the job"), source })
+            upload::given(&plan).map_err(|source| Error::Read { path: PathBuf::from("the files of the job"), source })
         });
         let bytes: u64 = files.await?.iter().map(|file| file.size).sum();
         let limit = self.settings.upload_limit;
@@ -157,33 +157,30 @@ impl KubernetesEngine {
     /// Makes the pod. Where the server does not answer, it may have made the pod all the same.
     async fn create(&self, pod: &Pod) -> Result<Pod, Error> {
         let name = pod.metadata.name.clone().unwrap_or_default();
-        let began = Instant::now();
-        let mut said_before = String::new();
+        let mut tries = Tries::new();
         loop {
-            let (said, interval) = match self.cluster.create_pod(pod, false).await {
+            match self.cluster.create_pod(pod, false).await {
                 Ok(pod) => return Ok(pod),
                 Err(failure) if failure.is(409) => match self.cluster.pod(&name).await {
                     Ok(Some(pod)) if !state::is_deleted(&pod) => return Ok(pod),
-                    Ok(_) => (format!("pod {name} is still being deleted"), REMOVE_INTERVAL),
-                    Err(failure) => return Err(failure.error()),
+                    Ok(_) => tries.wait(&format!("pod {name} is still being deleted"), REMOVE_INTERVAL).await,
+                    Err(failure) => tries.again(failure).await.map_err(Failure::error)?,
                 },
-                Err(Failure::Away { said }) if began.elapsed() < AWAY_TIMEOUT => (said, AWAY_INTERVAL),
                 // Others use it now.
                 Err(failure) if failure.is_quota() && doctor::may_fit(failure.said()) => {
-                    (failure.said().to_owned(), FULL_INTERVAL)
+                    tries.wait(failure.said(), FULL_INTERVAL).await;
                 }
-                Err(failure) => return Err(failure.error()),
-            };
-            if said != said_before {
-                tracing::warn!("{said}; trying again every {} s", interval.as_secs().max(1));
-                said_before = said;
+                Err(failure) => tries.again(failure).await.map_err(Failure::error)?,
             }
-            tokio::time::sleep(interval).await;
         }
     }
 
-    async fn create_secret(&self, launch: &Launch, pod: &Pod) -> Result<(), Error> {
-        self.cluster.create_secret(&pod::job_secret(launch, pod)).await.map_err(Failure::error)
+    async fn create_secret(&self, secret: &Secret) -> Result<(), Error> {
+        let mut tries = Tries::new();
+        while let Err(failure) = self.cluster.create_secret(secret).await {
+            tries.again(failure).await.map_err(Failure::error)?;
+        }
+        Ok(())
     }
 
     fn program_in(&self, image: String) -> Program {
@@ -195,6 +192,40 @@ impl KubernetesEngine {
             image_id,
             ..Program::default()
         }
+    }
+}
+
+/// The tries of a request to a server that does not answer.
+struct Tries {
+    began: Instant,
+    was_away: bool,
+    /// What was said last.
+    said: String,
+}
+
+impl Tries {
+    fn new() -> Self {
+        Self { began: Instant::now(), was_away: false, said: String::new() }
+    }
+
+    /// Waits before the next one, unless the failure is an answer. A server that has just started forbids everything for a moment.
+    async fn again(&mut self, failure: Failure) -> Result<(), Failure> {
+        let is_away =
+            matches!(failure, Failure::Away { .. }) || self.was_away && failure.is(403) && !failure.is_quota();
+        if !is_away || self.began.elapsed() > AWAY_TIMEOUT {
+            return Err(failure);
+        }
+        self.was_away = true;
+        self.wait(failure.said(), AWAY_INTERVAL).await;
+        Ok(())
+    }
+
+    async fn wait(&mut self, said: &str, interval: Duration) {
+        if said != self.said {
+            tracing::warn!("{said}; trying again every {} s", interval.as_secs().max(1));
+            said.clone_into(&mut self.said);
+        }
+        tokio::time::sleep(interval).await;
     }
 }
 
@@ -308,10 +339,11 @@ impl Engine for KubernetesEngine {
         let plan = Plan::new(&launch, &self.settings);
         self.check_size(&plan).await?;
         for part in pod::program_secrets() {
-            self.cluster.create_secret(&part).await.map_err(Failure::error)?;
+            self.create_secret(&part).await?;
         }
+        std::fs::remove_file(job::asked_before(&launch.job_folder.0)).ok();
         let made = self.create(&pod::pod(&launch, &plan, &self.settings)?).await?;
-        if let Err(error) = self.create_secret(&launch, &made).await {
+        if let Err(error) = self.create_secret(&pod::job_secret(&launch, &made)).await {
             self.cluster.delete_pod(&plan.pod, 0).await.ok();
             return Err(error);
         }
@@ -328,7 +360,7 @@ impl Engine for KubernetesEngine {
         match self.cluster.pod(&plan.pod).await {
             Ok(Some(pod)) => {
                 // A `pipe` that was killed may have made the pod alone.
-                self.create_secret(&launch, &pod).await?;
+                self.create_secret(&pod::job_secret(&launch, &pod)).await?;
                 Ok(FoundJob::Job(self.follow(&launch, plan, read)))
             }
             // Files that the job has left on a volume are fetched.

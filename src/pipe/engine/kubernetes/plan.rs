@@ -1,9 +1,12 @@
 //! The files that are carried to the pod of a job and back, and where it lies there. Pure.
 
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
+
+use pipe_spec::run::JobFolder;
 
 use super::section::{Pods, Volume};
 use crate::engine::{JobProgram, Launch};
+use crate::system::files::Pattern;
 
 /// Where the containers that carry files have the volume.
 pub const DATA: &str = "/run/pipe-data";
@@ -74,6 +77,8 @@ pub struct Plan {
     pub written: Vec<Written>,
     /// Whether checkpoints stay on a volume that outlives the pod.
     pub keeps_checkpoints: bool,
+    /// The folder of the attempt that has checkpoints, and the pattern of their names.
+    checkpoints: Option<(String, String)>,
 }
 
 impl Plan {
@@ -105,7 +110,29 @@ impl Plan {
             given: given.collect(),
             written: written.collect(),
             keeps_checkpoints: volume.is_some() && launch.program == JobProgram::Trainer,
+            checkpoints: None,
         }
+        .with_checkpoints(launch)
+    }
+
+    fn with_checkpoints(self, launch: &Launch) -> Self {
+        let named = |kind: WrittenKind| self.written.iter().find(|written| written.kind == kind);
+        let of_trainer = named(WrittenKind::Checkpoints).map(|written| (written.name.clone(), "*".to_owned()));
+        let of_command = || {
+            let ((folder, pattern), written) = launch.checkpoints.as_ref().zip(named(WrittenKind::Plain))?;
+            let parts = Path::new(folder).components().filter(|part| *part != Component::CurDir);
+            let folder: PathBuf = [Component::Normal(written.name.as_ref())].into_iter().chain(parts).collect();
+            Some((folder.to_str()?.to_owned(), pattern.clone()))
+        };
+        Self { checkpoints: of_trainer.filter(|_| !self.keeps_checkpoints).or_else(of_command), ..self }
+    }
+
+    /// The checkpoint that a file of the attempt belongs to.
+    pub fn checkpoint_of<'a>(&self, path: &'a str) -> Option<&'a str> {
+        let (folder, pattern) = self.checkpoints.as_ref()?;
+        let rest = path.strip_prefix(folder.as_str())?.strip_prefix('/')?;
+        let (name, _) = rest.split_once('/')?;
+        Pattern::new(pattern).matches(name).then(|| &path[..folder.len() + 1 + name.len()])
     }
 
     /// The folder of the attempt below that of the run.
@@ -143,7 +170,7 @@ impl Plan {
             let wanted = self.written.iter().filter(|written| kinds.contains(&written.kind));
             wanted.map(|written| written.name.as_str()).collect::<Vec<_>>().join(",")
         };
-        let folders = if self.keeps_checkpoints { String::new() } else { of(&[WrittenKind::Checkpoints]) };
+        let (checkpoints, pattern) = self.checkpoints.clone().unwrap_or_default();
         let job = self.written.iter().find(|written| written.kind == WrittenKind::Job).map_or("job", |job| &job.name);
         let streams: Vec<String> = streams.iter().map(|name| format!("{job}/{name}")).collect();
         [
@@ -157,8 +184,12 @@ impl Plan {
             &streams.join(","),
             "--whole",
             &of(&[WrittenKind::Job, WrittenKind::Plain]),
-            "--folders",
-            &folders,
+            "--checkpoints",
+            &checkpoints,
+            "--pattern",
+            &pattern,
+            "--last",
+            &format!("{job}/{}", JobFolder::END),
             "--keep",
             &self.kept().join(","),
             "--over",
@@ -229,15 +260,36 @@ mod tests {
         assert_eq!((plan.kept(), plan.carried().count()), (vec!["checkpoints", "model"], 0));
         let words = plan.send_words("/p", &["output"], false).join(" ");
         assert!(
-            words.contains("--streams job/output --whole model,job --folders  --keep checkpoints,model --over no"),
+            words.contains(
+                "--streams job/output --whole model,job --checkpoints  --pattern  --last job/end.json --keep checkpoints,model --over no"
+            ),
             "{words}"
         );
         let plan = Plan::new(&launch(), &Pods::default());
         assert_eq!((plan.kept().len(), plan.carried().count()), (0, 2));
-        assert!(plan.send_words("/p", &["output"], false).join(" ").contains("--folders checkpoints"));
+        assert!(plan.send_words("/p", &["output"], false).join(" ").contains("--checkpoints checkpoints --pattern * "));
         // A command keeps nothing on a volume that the next attempt could not be told of.
         let command = Launch { program: JobProgram::Command("x".to_owned()), ..launch() };
         assert!(!Plan::new(&command, &volume).keeps_checkpoints);
+    }
+
+    #[test]
+    fn the_checkpoints_of_a_command_are_whole_too() {
+        let output = (PathBuf::from("/r/output"), PathBuf::from("/run/pipe/output"));
+        let of = |folder: &str| {
+            let launch = Launch {
+                program: JobProgram::Command("x".to_owned()),
+                mounts: Mounts { writable: vec![output.clone(), launch().job_folder], ..Mounts::default() },
+                checkpoints: Some((folder.to_owned(), "checkpoint-*".to_owned())),
+                ..launch()
+            };
+            Plan::new(&launch, &Pods::default())
+        };
+        assert_eq!(of(".").checkpoint_of("output/checkpoint-5/a/b"), Some("output/checkpoint-5"));
+        assert_eq!(of("./out").checkpoint_of("output/out/checkpoint-5/a"), Some("output/out/checkpoint-5"));
+        for path in ["output/out/log", "output/out/runs/a", "output/checkpoint-5/a", "output/out/checkpoint-5"] {
+            assert_eq!(of("out").checkpoint_of(path), None, "{path}");
+        }
     }
 
     #[test]

@@ -37,11 +37,11 @@ const PARTS_FOLDER: &str = "/run/pipe-parts";
 const PROGRAM_FOLDER: &str = "/run/pipe-program";
 const WORDS_FOLDER: &str = "/run/pipe-words";
 
-/// Seconds after those for saving in which the files of a job that was asked to end are fetched.
-const FETCH_SECONDS: u32 = 60;
+/// Seconds after those for saving in which the files of a job that was asked to end are fetched: checkpoints may be large.
+const FETCH_SECONDS: u32 = 900;
 
 /// Seconds that the files of a job which has ended wait for `pipe`: in a pod alone, and on a volume, where they are afterwards too.
-const LINGER_IN_POD: u32 = 3600;
+pub const LINGER_IN_POD: u32 = 3600;
 const LINGER_ON_VOLUME: u32 = 60;
 
 /// The user of a pod where `pipe` runs as root.

@@ -1,6 +1,7 @@
 //! How far a pod is, and how a job ended: from what the cluster says of a pod to our words. Pure.
 
 use k8s_openapi::api::core::v1::{ContainerState, ContainerStatus, Pod, PodCondition};
+use pipe_spec::TrainerExit;
 use pipe_spec::run::JobEnd;
 
 use super::pod::{FILES, JOB, UPLOAD};
@@ -131,6 +132,8 @@ pub struct Seen {
     pub node_is_lost: bool,
     /// Whether `pipe` has asked it to end.
     pub is_asked: bool,
+    /// Whether all files that it wrote are here.
+    pub has_files: bool,
 }
 
 impl Seen {
@@ -153,21 +156,55 @@ impl Seen {
     fn event(&self, reason: &str) -> bool {
         self.events.iter().any(|(found, _)| found == reason)
     }
+
+    /// Whether its node evicted the pod for memory of which the job itself had more than it asked for. A node says that in words: `Container
+    /// job was using 2Gi, which exceeds its request of 1Gi` before 1.26, `using 2Gi, request is 1Gi, has larger consumption of memory` since.
+    pub fn is_evicted_for_own_memory(&self) -> bool {
+        let used = self.message.split("Container ").skip(1).find(|part| part.starts_with(&format!("{JOB} was using ")));
+        self.reason == "Evicted"
+            && self.message.contains("low on resource: memory")
+            && used.is_some_and(|used| {
+                used.contains("exceeds its request") || used.contains("has larger consumption of memory")
+            })
+    }
+}
+
+/// Exit codes by which a job says that its files are whole: done, and the trainer's after it has saved on request.
+const SAVED: [i64; 2] = [TrainerExit::Done as i64, TrainerExit::Stopped as i64];
+
+/// The end of a job whose last files did not come: its result is not here, whatever it said.
+fn without_files(seen: &Seen, code: i64, memory_limit: Option<u64>) -> Ending {
+    let what = format!("pod of {} ended with exit code {code}, and its last files were lost with it", seen.node);
+    let by_cluster = ended_by(seen, None);
+    Ending {
+        lost: Some(what.clone()),
+        memory_limit,
+        ended_by: by_cluster.or_else(|| (!seen.is_asked).then_some(EndedBy::NodeLost { what })),
+        ..Ending::exited(None)
+    }
 }
 
 /// The end of a job, from its own record and what the cluster says; `seen` is nothing where the cluster does not know it any more.
 pub fn ending(own: Option<&JobEnd>, seen: Option<&Seen>, is_trainer: bool, memory_limit: Option<u64>) -> Ending {
     let exit = seen.and_then(|seen| seen.exit.as_ref());
     let code = own.map(|end| end.exit_code).or_else(|| exit.map(|(code, _)| *code));
-    let oom_killed = exit.is_some_and(|(_, reason)| reason == "OOMKilled")
+    // The record of the end comes after all other files.
+    let has_files = own.is_some() || seen.is_none_or(|seen| seen.has_files);
+    if let (Some(seen), Some(code), false) = (seen, code.filter(|code| SAVED.contains(code)), has_files) {
+        return without_files(seen, code, memory_limit);
+    }
+    let evicted = own.is_none() && seen.is_some_and(Seen::is_evicted_for_own_memory);
+    let oom_killed = evicted
+        || exit.is_some_and(|(_, reason)| reason == "OOMKilled")
         || first_process::is_oom_killed(own.map_or(0, |end| end.oom_kills), code, is_trainer, true);
     let exit_code = match code {
+        _ if evicted => Some(KILLED),
         // A trainer that the kernel did not kill has an exit code for it.
         Some(1) if oom_killed && is_trainer => Some(KILLED),
         code => code,
     };
     let ended_by = match seen {
-        _ if is_trainer && exit_code == Some(0) => None,
+        _ if evicted || is_trainer && exit_code == Some(0) => None,
         Some(seen) => ended_by(seen, exit_code),
         None => None,
     };
@@ -214,6 +251,7 @@ fn ended_by(seen: &Seen, exit_code: Option<i64>) -> Option<EndedBy> {
         "PreemptionByScheduler" | "PreemptionByKubeScheduler" => return Some(EndedBy::Preempted),
         "EvictionByEvictionAPI" => return lost(format!("{node} was drained")),
         "DeletionByTaintManager" => return lost(format!("{node} is lost, or was closed to its pods")),
+        "DeletionByPodGC" => return lost(format!("{node} is gone from the cluster")),
         "TerminationByKubelet" => return lost(format!("{node} ended the pod")),
         _ => {}
     }
@@ -286,7 +324,7 @@ mod tests {
 
     fn seen(exit: Option<(i64, &str)>) -> Seen {
         let exit = exit.map(|(code, reason)| (code, reason.to_owned()));
-        Seen { phase: "Failed".to_owned(), node: "n1".to_owned(), exit, ..Seen::default() }
+        Seen { phase: "Failed".to_owned(), node: "n1".to_owned(), exit, has_files: true, ..Seen::default() }
     }
 
     fn lost(what: &str) -> Option<EndedBy> {
@@ -328,6 +366,8 @@ mod tests {
             (disruption("PreemptionByScheduler"), Some(EndedBy::Preempted)),
             (disruption("EvictionByEvictionAPI"), lost("n1 was drained")),
             (disruption("DeletionByTaintManager"), lost("n1 is lost, or was closed to its pods")),
+            (disruption("DeletionByPodGC"), lost("n1 is gone from the cluster")),
+            (Seen { node_is_lost: true, ..deleted("Killing") }, lost("n1 does not answer any more")),
             (deleted("Preempted"), Some(EndedBy::Preempted)),
             (deleted("TaintManagerEviction"), lost("n1 does not answer any more")),
             (Seen { node_is_closed: true, ..deleted("Killing") }, lost("n1 was drained")),
@@ -340,6 +380,50 @@ mod tests {
         // A trainer that was done at that moment is done.
         let done = Seen { is_deleted: true, ..seen(Some((0, "Completed"))) };
         assert_eq!(ending(None, Some(&done), true, None).ended_by, None);
+    }
+
+    /// A result is one only once it is here: else the next pod continues.
+    #[test]
+    fn a_job_whose_files_did_not_come_has_not_finished() {
+        let own = |exit_code| JobEnd { exit_code, oom_kills: 0, error: None, stop_requested: Some(false) };
+        let lacking = |code, reason| Seen { has_files: false, ..seen(Some((code, reason))) };
+        for is_trainer in [true, false] {
+            let ending = ending(None, Some(&lacking(0, "Completed")), is_trainer, None);
+            assert_eq!((ending.exit_code, ending.completed), (None, false));
+            assert!(matches!(ending.ended_by, Some(EndedBy::NodeLost { .. })), "{ending:?}");
+        }
+        // What was asked to stop has stopped, and is not said to have saved.
+        let asked = Seen { is_asked: true, is_deleted: true, ..lacking(143, "Error") };
+        let stopped = ending(None, Some(&asked), true, None);
+        assert_eq!((stopped.exit_code, stopped.ended_by), (None, None));
+        // The record comes last, also where another `pipe` has fetched it.
+        let done = ending(Some(&own(0)), Some(&lacking(0, "Completed")), true, None);
+        assert_eq!((done.exit_code, done.completed), (Some(0), true));
+        // Other ends are known without files.
+        assert_eq!(ending(None, Some(&lacking(3, "Error")), true, None).exit_code, Some(3));
+        assert!(ending(None, Some(&lacking(137, "OOMKilled")), true, None).oom_killed);
+    }
+
+    #[test]
+    fn an_eviction_for_own_memory_is_out_of_memory() {
+        let evicted = |message: &str| Seen { reason: "Evicted".to_owned(), message: message.to_owned(), ..seen(None) };
+        let low = "The node was low on resource: memory.";
+        for (message, want) in [
+            (format!("{low} Container job was using 2Gi, which exceeds its request of 1Gi. "), true),
+            (
+                format!(
+                    "{low} Threshold quantity: 100Mi, available: 9Mi. Container job was using 2Gi, request is 1Gi, has larger consumption of memory. "
+                ),
+                true,
+            ),
+            (format!("{low} Container files was using 90Mi, which exceeds its request of 64Mi. "), false),
+            (low.to_owned(), false),
+            ("The node was low on resource: ephemeral-storage. Container job was using 9Gi, which exceeds its request of 0. ".to_owned(), false),
+        ] {
+            let ending = ending(None, Some(&evicted(&message)), true, None);
+            assert_eq!((ending.oom_killed, ending.ended_by.is_none()), (want, want), "{message}");
+            assert_eq!(ending.exit_code.is_some(), want, "{message}");
+        }
     }
 
     #[test]

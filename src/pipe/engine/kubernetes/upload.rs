@@ -5,8 +5,11 @@ use std::fs::Metadata;
 use std::io;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
-use tokio::io::{AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use kube::api::AttachedProcess;
+use rustix::fs::{SeekFrom, seek};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncSeekExt, AsyncWrite, AsyncWriteExt};
 
 use super::client::{Cluster, Failure};
 use super::frames::{Frame, Kind};
@@ -14,7 +17,13 @@ use super::plan::Plan;
 use super::pod;
 
 /// Folders in folders that are followed.
-const MAX_DEPTH: usize = 64;
+pub const MAX_DEPTH: usize = 64;
+
+/// How long a pod may take no bytes, or say nothing, before the connection is taken to be broken.
+const SILENT_TIMEOUT: Duration = Duration::from_secs(300);
+
+/// How long the last words of a process may take.
+const WORDS_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Bytes that are read at once.
 const PIECE: usize = 1 << 16;
@@ -30,32 +39,49 @@ pub struct Carried {
     pub kind: Kind,
 }
 
-/// Everything that the pod of a job needs. Links are followed: models of the hub are folders of links.
+/// Everything that the pod of a job needs.
 pub fn list(plan: &Plan) -> io::Result<Vec<Carried>> {
-    let mut found = Vec::new();
-    for given in &plan.given {
-        add(&given.host, &given.stored, 0, &mut found)?;
-    }
+    let mut found = given(plan)?;
     for written in &plan.written {
         let path = format!("{}/{}", plan.attempt_folder(), written.name);
         found.push(folder(&written.host, &path));
     }
     for written in plan.carried().filter(|written| written.host.exists()) {
         let path = format!("{}/{}", plan.attempt_folder(), written.name);
-        add(&written.host, &path, 0, &mut found)?;
+        add(&written.host, &path, Links::Skip, 0, &mut found)?;
     }
     Ok(found)
+}
+
+/// The data, models and mounts of a job.
+pub fn given(plan: &Plan) -> io::Result<Vec<Carried>> {
+    let mut found = Vec::new();
+    for given in &plan.given {
+        add(&given.host, &given.stored, Links::Follow, 0, &mut found)?;
+    }
+    Ok(found)
+}
+
+/// Models of the hub are folders of links. A link that a job has written may lead to anything of this machine.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Links {
+    Follow,
+    Skip,
 }
 
 fn folder(host: &Path, path: &str) -> Carried {
     Carried { host: host.to_owned(), path: path.to_owned(), size: 0, changed: 0, kind: Kind::Folder }
 }
 
-fn add(host: &Path, path: &str, depth: usize, to: &mut Vec<Carried>) -> io::Result<()> {
+fn add(host: &Path, path: &str, links: Links, depth: usize, to: &mut Vec<Carried>) -> io::Result<()> {
     let named = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", host.display()));
-    let meta = host.metadata().map_err(named)?;
+    let meta = if links == Links::Follow { host.metadata() } else { host.symlink_metadata() }.map_err(named)?;
     if meta.is_file() {
-        let kind = if meta.permissions().mode() & 0o100 == 0 { Kind::File } else { Kind::Program };
+        let kind = match meta.permissions().mode() & 0o100 {
+            0 if meta.blocks().saturating_mul(512) < meta.len() => Kind::Sparse,
+            0 => Kind::File,
+            _ => Kind::Program,
+        };
         to.push(Carried {
             host: host.to_owned(),
             path: path.to_owned(),
@@ -70,7 +96,7 @@ fn add(host: &Path, path: &str, depth: usize, to: &mut Vec<Carried>) -> io::Resu
             let Ok(name) = entry.file_name().into_string() else { continue };
             // A link to nothing is nothing.
             if entry.path().exists() {
-                add(&entry.path(), &format!("{path}/{name}"), depth + 1, to)?;
+                add(&entry.path(), &format!("{path}/{name}"), links, depth + 1, to)?;
             }
         }
     }
@@ -86,6 +112,10 @@ pub fn changed(meta: &Metadata) -> i64 {
 pub enum NotCarried {
     /// A file of this machine cannot be read: another try does not help.
     Unreadable {
+        said: String,
+    },
+    /// The process that takes them in the pod has failed: its words.
+    Refused {
         said: String,
     },
     Failed {
@@ -110,13 +140,39 @@ pub async fn carry(cluster: Cluster, plan: Plan) -> Result<(), NotCarried> {
     let listed = plan.clone();
     let files = tokio::task::spawn_blocking(move || list(&listed)).await.map_err(io::Error::other)?;
     let files = files.map_err(|error| NotCarried::Unreadable { said: error.to_string() })?;
-    let mut process = cluster.exec(&plan.pod, pod::UPLOAD, plan.receive_words(&pod::program())).await?;
+    let started = cluster.exec(&plan.pod, pod::UPLOAD, plan.receive_words(&pod::program()));
+    let mut process = soon(async { Ok(started.await) }).await??;
+    match send_all(&files, &mut process).await {
+        Err(NotCarried::Failed { said }) => match last_words(&mut process).await {
+            Some(said) => Err(NotCarried::Refused { said }),
+            None => Err(NotCarried::Failed { said }),
+        },
+        sent => sent,
+    }
+}
+
+/// What a process that has ended wrote to stderr.
+pub async fn last_words(process: &mut AttachedProcess) -> Option<String> {
+    let (mut stderr, mut words) = (process.stderr()?, Vec::new());
+    tokio::time::timeout(WORDS_TIMEOUT, stderr.read_to_end(&mut words)).await.ok();
+    let words = String::from_utf8_lossy(&words).trim().to_owned();
+    (!words.is_empty()).then_some(words)
+}
+
+/// A connection may be dead without a word.
+pub async fn soon<T>(answer: impl Future<Output = io::Result<T>>) -> io::Result<T> {
+    tokio::time::timeout(SILENT_TIMEOUT, answer)
+        .await
+        .map_err(|_| io::Error::other(format!("no sign of life for {} s", SILENT_TIMEOUT.as_secs())))?
+}
+
+async fn send_all(files: &[Carried], process: &mut AttachedProcess) -> Result<(), NotCarried> {
     let (Some(mut input), Some(mut output)) = (process.stdin(), process.stdout()) else {
         return Err(io::Error::from(io::ErrorKind::BrokenPipe).into());
     };
     let mut there = BTreeMap::new();
     loop {
-        let frame = Frame::read(&mut output).await?;
+        let frame = soon(Frame::read(&mut output)).await?;
         match frame.kind {
             Kind::Have => drop(there.insert(frame.path, (frame.size, frame.changed))),
             Kind::End => break,
@@ -126,28 +182,68 @@ pub async fn carry(cluster: Cluster, plan: Plan) -> Result<(), NotCarried> {
     for file in files.iter().filter(|file| there.get(&file.path) != Some(&(file.size, file.changed))) {
         let frame = Frame { size: file.size, changed: file.changed, ..Frame::of(file.kind, file.path.clone()) };
         match file.kind {
-            Kind::Folder => frame.write(&mut input).await?,
+            Kind::Folder => soon(frame.write(&mut input)).await?,
             _ => send(&file.host, &frame, &mut input).await?,
         }
     }
-    Frame::of(Kind::End, "").write(&mut input).await?;
-    input.flush().await?;
-    while Frame::read(&mut output).await?.kind != Kind::End {}
+    soon(Frame::of(Kind::End, "").write(&mut input)).await?;
+    soon(input.flush()).await?;
+    while soon(Frame::read(&mut output)).await?.kind != Kind::End {}
     Ok(())
 }
 
 async fn send(host: &Path, frame: &Frame, to: &mut (impl AsyncWrite + Unpin)) -> Result<(), NotCarried> {
     let unreadable = |error: io::Error| NotCarried::Unreadable { said: format!("{}: {error}", host.display()) };
-    let mut file = tokio::fs::File::open(host).await.map_err(unreadable)?;
-    frame.write(to).await?;
-    let (mut left, mut piece) = (frame.size, vec![0; PIECE]);
+    let file = std::fs::File::open(host).map_err(unreadable)?;
+    let found = if frame.kind == Kind::Sparse { pieces(&file, frame.size) } else { Vec::new() };
+    let mut file = tokio::fs::File::from_std(file);
+    soon(frame.write(to)).await?;
+    if frame.kind != Kind::Sparse {
+        return copy(&mut file, frame.size, to, unreadable).await;
+    }
+    for (offset, size) in found {
+        soon(to.write_all(&[offset.to_le_bytes(), size.to_le_bytes()].concat())).await?;
+        file.seek(io::SeekFrom::Start(offset)).await.map_err(unreadable)?;
+        copy(&mut file, size, to, unreadable).await?;
+    }
+    Ok(soon(to.write_all(&[0; 16])).await?)
+}
+
+/// Offset and size of what is not a hole. A file system that does not know holes has one piece.
+fn pieces(file: &std::fs::File, end: u64) -> Vec<(u64, u64)> {
+    let (mut found, mut at) = (Vec::new(), 0);
+    while at < end {
+        let start = match seek(file, SeekFrom::Data(at)) {
+            Ok(start) => start,
+            Err(rustix::io::Errno::NXIO) => break,
+            Err(_) => at,
+        };
+        let stop = seek(file, SeekFrom::Hole(start)).unwrap_or(end).min(end);
+        if start >= stop {
+            break;
+        }
+        found.push((start, stop - start));
+        at = stop;
+    }
+    // The position is common to all that read the file.
+    seek(file, SeekFrom::Start(0)).ok();
+    found
+}
+
+async fn copy(
+    file: &mut (impl AsyncRead + Unpin),
+    mut left: u64,
+    to: &mut (impl AsyncWrite + Unpin),
+    unreadable: impl Fn(io::Error) -> NotCarried,
+) -> Result<(), NotCarried> {
+    let mut piece = vec![0; PIECE];
     while left > 0 {
         let most = left.min(PIECE as u64) as usize;
-        let read = file.read(&mut piece[..most]).await.map_err(unreadable)?;
+        let read = file.read(&mut piece[..most]).await.map_err(&unreadable)?;
         if read == 0 {
             return Err(unreadable(io::Error::other("it became shorter while it was read")));
         }
-        to.write_all(&piece[..read]).await?;
+        soon(to.write_all(&piece[..read])).await?;
         left -= read as u64;
     }
     Ok(())
@@ -187,5 +283,36 @@ mod tests {
                 ("/deep/run.sh", 1, Kind::Program)
             ]
         );
+    }
+
+    #[test]
+    fn of_what_jobs_have_written_no_link_is_carried_and_nothing_counts() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        std::fs::create_dir_all(at("checkpoints/step-1")).unwrap();
+        std::fs::write(at("checkpoints/step-1/model"), "weights").unwrap();
+        std::fs::write(at("secret"), "x").unwrap();
+        std::fs::write(at("rows"), "123").unwrap();
+        symlink(at("secret"), at("checkpoints/step-1/planted")).unwrap();
+        let mounts = Mounts {
+            writable: vec![(at("checkpoints"), "/run/pipe/checkpoints".into())],
+            read_only: vec![(at("rows"), "/data/rows".into())],
+        };
+        let plan = Plan::new(&Launch { mounts, ..Launch::example(&Container::default(), 1) }, &Pods::default());
+        let files = list(&plan).unwrap();
+        let found: Vec<_> = files.iter().filter(|file| file.kind == Kind::File).map(|file| file.size).collect();
+        assert_eq!(found, [3, 7]);
+        // The limit is for what a user names.
+        assert_eq!(given(&plan).unwrap().iter().map(|file| file.size).sum::<u64>(), 3);
+    }
+
+    #[test]
+    fn holes_are_not_carried() {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(1 << 40).unwrap();
+        std::os::unix::fs::FileExt::write_all_at(&file, b"x", 1 << 30).unwrap();
+        let found = pieces(&file, 1 << 40);
+        assert!(found.iter().map(|(_, size)| size).sum::<u64>() < 1 << 20, "{found:?}");
+        assert!(found.iter().any(|(offset, size)| (*offset..offset + size).contains(&(1 << 30))), "{found:?}");
     }
 }

@@ -9,11 +9,15 @@ use kube::api::{ListParams, WatchEvent, WatchParams};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-use super::client::{Cluster, Failure};
+use super::client::{Cluster, Failure, answer};
 
 /// Between two requests to a server that does not answer: at first, and at most.
 const FIRST_INTERVAL: Duration = Duration::from_millis(500);
 const LAST_INTERVAL: Duration = Duration::from_secs(30);
+
+/// How long the server leaves a request open, and how much longer it may say nothing before the connection is taken to be broken.
+const WATCH_SECONDS: u32 = 290;
+const MARGIN: Duration = Duration::from_secs(15);
 
 /// The state of a pod, as far as it is known.
 #[derive(Clone, Debug, Default)]
@@ -78,7 +82,7 @@ async fn run(cluster: Cluster, name: String, to: watch::Sender<View>) {
 /// Follows the pod until the server ends the answer.
 async fn follow(cluster: &Cluster, fields: &str, to: &watch::Sender<View>) -> Result<(), Failure> {
     let pods = cluster.pods();
-    let list = pods.list(&ListParams::default().fields(fields)).await?;
+    let list = answer(pods.list(&ListParams::default().fields(fields))).await?;
     let mut version = list.metadata.resource_version.unwrap_or_default();
     let found = list.items.into_iter().next().map(Arc::new);
     to.send_modify(|view| {
@@ -87,8 +91,10 @@ async fn follow(cluster: &Cluster, fields: &str, to: &watch::Sender<View>) -> Re
         view.pod = found.or(view.pod.take());
     });
     loop {
-        let mut events = pods.watch(&WatchParams::default().fields(fields), &version).await?.boxed();
-        while let Some(event) = events.try_next().await? {
+        let params = WatchParams::default().fields(fields).timeout(WATCH_SECONDS);
+        let mut events = answer(pods.watch(&params, &version)).await?.boxed();
+        let most = Duration::from_secs(WATCH_SECONDS.into()) + MARGIN;
+        while let Some(event) = before_silence(most, events.try_next()).await? {
             let (pod, is_gone) = match event {
                 WatchEvent::Added(pod) | WatchEvent::Modified(pod) => (pod, false),
                 WatchEvent::Deleted(pod) => (pod, true),
@@ -105,5 +111,25 @@ async fn follow(cluster: &Cluster, fields: &str, to: &watch::Sender<View>) -> Re
                 return Ok(());
             }
         }
+    }
+}
+
+/// The next event. The server ends its answer before this time is over: a connection that says nothing for so long is dead.
+async fn before_silence<T>(most: Duration, next: impl Future<Output = kube::Result<T>>) -> Result<T, Failure> {
+    match tokio::time::timeout(most, next).await {
+        Ok(next) => Ok(next?),
+        Err(_) => Err(Failure::Away { said: format!("nothing came for {} s", most.as_secs()) }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_connection_that_says_nothing_is_dead() {
+        let silent = before_silence(Duration::from_millis(10), std::future::pending::<kube::Result<()>>());
+        assert!(matches!(silent.await, Err(Failure::Away { .. })));
+        assert!(before_silence(Duration::from_secs(60), async { Ok(1) }).await.is_ok_and(|event| event == 1));
     }
 }

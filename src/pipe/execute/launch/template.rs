@@ -368,6 +368,10 @@ impl<'a> JobTemplate<'a> {
             run_folder: folder.path().to_owned(),
             job_folder,
             mounts: Mounts { writable, read_only },
+            checkpoints: self.pipeline.command().and_then(|command| {
+                let found = command.checkpoints.as_ref()?;
+                Some((found.folder.clone(), found.pattern.clone()))
+            }),
             work_folder,
             program,
             image: self.image.clone(),

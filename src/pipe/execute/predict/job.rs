@@ -158,6 +158,7 @@ impl Job<'_> {
             attempt: 1,
             run_folder: self.folder.to_owned(),
             job_folder: writable.clone(),
+            checkpoints: None,
             work_folder: Some(writable.1.clone()),
             network: false,
             stop_timeout: Container::STOP_TIMEOUT,

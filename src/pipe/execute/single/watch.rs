@@ -174,6 +174,7 @@ impl Supervisor<'_> {
         match stop.killed {
             Some(since) if since.elapsed() > KILL_TIMEOUT => Err(Error::JobStays { seconds: KILL_TIMEOUT.as_secs() }),
             Some(_) => Ok(()),
+            None if Instant::now() > stop.deadline && handle.is_saving() => Ok(()),
             None if Instant::now() > stop.deadline => {
                 let timeout = self.stop_timeout().as_secs();
                 self.reporter.note(&format!(
