@@ -21,6 +21,8 @@ pub struct RunState {
     /// Seconds since the Unix epoch.
     pub created: f64,
     pub engine: String,
+    /// Where its jobs are, as the engine wrote it down, where engines of this kind are in several places.
+    pub engine_address: Option<String>,
     /// Where `pipe` was started: what the paths of the pipeline begin from.
     pub cwd: PathBuf,
     /// Why the run failed.
@@ -94,6 +96,8 @@ struct RunFile {
     status: Status,
     created: f64,
     engine: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    engine_address: Option<String>,
     #[serde(default)]
     work: WorkKind,
     #[serde(default)]
@@ -141,6 +145,7 @@ impl From<RunFile> for RunState {
             status: file.status,
             created: file.created,
             engine: file.engine,
+            engine_address: file.engine_address,
             cwd: file.cwd,
             error: file.error,
             doing: file.doing,
@@ -173,6 +178,7 @@ impl From<RunState> for RunFile {
             status: state.status,
             created: state.created,
             engine: state.engine,
+            engine_address: state.engine_address,
             work,
             job,
             effective_batch: single.effective_batch,
@@ -314,6 +320,7 @@ impl RunState {
             status: Status::Running,
             created: 0.0,
             engine: engine.into(),
+            engine_address: None,
             cwd: PathBuf::new(),
             error: None,
             doing: None,

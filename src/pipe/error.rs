@@ -410,6 +410,9 @@ errors! {
     OutOfMemory { reason: String, hint: String } => OutOfMemory,
         ["out of memory, and nothing left to try: {reason}"]
         hint ["{hint}"];
+    JobElsewhere { id: String, engine: String } => Unavailable,
+        ["the last attempt of {id} has not ended where it began, and that is not {engine}"]
+        hint ["end it first, without the changed settings: `pipe stop {id}`"];
     EngineLost { reason: String } => Unavailable,
         ["the connection to the engine was lost while the job was running: {reason}"]
         hint ["start the engine again, then continue with `pipe resume`"];

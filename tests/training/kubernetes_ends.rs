@@ -25,6 +25,7 @@ pub fn tests(suite: &mut Suite) {
     test("drained_preempted_and_deleted", false, moved);
     test("the_time_is_over", false, deadline);
     test("a_restarted_api_server", false, restarted_server);
+    test("an_api_server_that_is_away_at_the_end", false, away_at_the_end);
     test("stopped_and_killed", false, stopped_and_killed);
 }
 
@@ -201,6 +202,52 @@ fn restarted_server(namespace: &Namespace) {
     is_undisturbed(&folder);
 }
 
+/// Nothing is finished whose result is not here, and a request to stop is not forgotten.
+fn away_at_the_end(namespace: &Namespace) {
+    const SIZE: u64 = 400 << 20;
+    let folder = namespace.with(Folder::new());
+    let job = |command: &str, folder: &Folder| {
+        folder.write(
+            "job.yaml",
+            format!(
+                "version: 1\nname: job\nengine: kubernetes\ncommand: [bash, -c, {command:?}]\n\
+                 container: {{gpus: 0, cpus: 1, memory: 600m, image: \"kubernetes-test-shell:1\", stop_timeout: 20}}\n"
+            ),
+        );
+    };
+    job(&format!("dd if=/dev/zero of={{run}}/result bs=1M count={}", SIZE >> 20), &folder);
+    let mut running = folder.start(&["run", "job.yaml"]);
+    namespace.wait_for_pod("whose job has ended", |pod| {
+        let containers = pod["status"]["containerStatuses"].as_array().map(Vec::as_slice).unwrap_or_default();
+        containers.iter().any(|it| it["name"] == "job" && it["state"]["terminated"]["exitCode"] == 0)
+    });
+    namespace.cluster.ask("stop-api", &[]);
+    let result = folder.run_folder().join("output/result");
+    let came = result.metadata().map_or(0, |meta| meta.len());
+    std::thread::sleep(Duration::from_secs(40));
+    assert!(!running.has_ended(), "finished without its result");
+    namespace.cluster.ask("start-api", &[]);
+    running.end().exits(0);
+    assert!(came < SIZE, "the result came before the server went away: this test shows nothing");
+    assert_eq!(result.metadata().unwrap().len(), SIZE);
+    namespace.is_empty();
+    stopped_while_away(namespace, &job);
+}
+
+fn stopped_while_away(namespace: &Namespace, job: &dyn Fn(&str, &Folder)) {
+    let folder = namespace.with(Folder::new());
+    job("trap 'exit 0' TERM; echo begun; while sleep 1; do :; done", &folder);
+    let running = folder.start(&["run", "job.yaml"]);
+    folder.wait_for_log(1, "begun");
+    namespace.cluster.ask("stop-api", &[]);
+    let stopping = folder.start(&["stop", "job"]);
+    std::thread::sleep(Duration::from_secs(5));
+    namespace.cluster.ask("start-api", &[]);
+    stopping.end().exits(0).prints("stopped");
+    running.end().exits(130);
+    namespace.is_empty();
+}
+
 fn stopped_and_killed(namespace: &Namespace) {
     let folder = training(namespace, "");
     let running = folder.start(&["run", "t5.yaml"]);
@@ -212,8 +259,12 @@ fn stopped_and_killed(namespace: &Namespace) {
     let running = folder.start(&["resume"]);
     folder.wait_for_log(2, "\"type\":\"step\"");
     running.kill_alive();
-    folder.pipe(&["ls", "--json"]).exits(0);
+    // Another namespace is the current one by now.
+    namespace.cluster.ask("user", &[&namespace.user(), "default"]);
+    let left = folder.pipe(&["ls", "--json"]).exits(0).json();
+    assert_eq!(left[0]["left_behind"].as_array().map(Vec::len), Some(1), "{left:#}");
     folder.pipe(&["resume"]).exits(0);
+    namespace.cluster.ask("user", &[&namespace.user(), &namespace.name]);
     assert_eq!(attempts(&folder).len(), 2, "the pod went on");
     same_curve(&curve(&folder.run_folder()), crate::undisturbed::undisturbed(), crate::undisturbed::EFFECTIVE, 1e-5);
     namespace.is_empty();

@@ -168,9 +168,16 @@ pub struct EngineRequest {
     pub without_image: bool,
     /// Whether jobs are trainings, which need the trainer.
     pub trains: bool,
+    /// Where the jobs of the run are, as its engine wrote it down.
+    pub address: Option<String>,
 }
 
 impl EngineRequest {
+    /// The same for a run that has begun at this address.
+    pub fn at(self, address: Option<String>) -> Self {
+        Self { address, ..self }
+    }
+
     /// The section of an engine; its defaults where the pipeline has none.
     pub fn section<T: EngineSection>(&self, engine: &str) -> T {
         self.sections.get(engine).and_then(|section| T::deserialize(section).ok()).unwrap_or_default()

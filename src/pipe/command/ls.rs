@@ -201,8 +201,8 @@ fn remark(run: &Listed) -> String {
 }
 
 /// The jobs of all runs that an engine has.
-pub fn jobs(engine: &str) -> Result<Vec<EngineJob>, Error> {
-    super::runtime()?.block_on(async { registry::connect(engine).await?.jobs().await })
+pub fn jobs(engine: &str, address: Option<&str>) -> Result<Vec<EngineJob>, Error> {
+    super::runtime()?.block_on(async { registry::connect(engine, address).await?.jobs().await })
 }
 
 /// Finds the jobs of runs without a `pipe` process. The jobs of an engine that does not answer stay unknown.
@@ -210,11 +210,12 @@ pub fn find_left_behind(runs: &mut [Listed]) -> Result<(), Error> {
     let may_have_left = |run: &Listed| {
         run.state.status != Status::Finished && registry::keeps_jobs(&run.state.engine) && !run.is_owned()
     };
-    let engines: BTreeSet<String> =
-        runs.iter().filter(|run| may_have_left(run)).map(|run| run.state.engine.clone()).collect();
+    let engine_of = |run: &Listed| (run.state.engine.clone(), run.state.engine_address.clone());
+    let engines: BTreeSet<(String, Option<String>)> =
+        runs.iter().filter(|run| may_have_left(run)).map(engine_of).collect();
     for engine in engines {
-        let Ok(jobs) = jobs(&engine) else { continue };
-        for run in runs.iter_mut().filter(|run| run.state.engine == engine && !run.is_owned()) {
+        let Ok(jobs) = jobs(&engine.0, engine.1.as_deref()) else { continue };
+        for run in runs.iter_mut().filter(|run| engine_of(run) == engine && !run.is_owned()) {
             let left = jobs.iter().filter(|job| job.run == run.state.id);
             run.left_behind = left.map(|job| job.id.clone()).collect();
         }

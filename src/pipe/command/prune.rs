@@ -338,7 +338,7 @@ fn is_fetched_now(folder: &Path) -> bool {
 /// The run of a job that another machine does, where an engine has one. It may be in another folder for runs.
 async fn remote_job() -> Option<String> {
     for name in registry::names().filter(|name| registry::keeps_jobs(name)) {
-        let Ok(engine) = registry::connect(name).await else { continue };
+        let Ok(engine) = registry::connect(name, None).await else { continue };
         if engine.is_here() {
             continue;
         }

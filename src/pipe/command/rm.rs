@@ -13,7 +13,7 @@ pub fn left_behind() -> Result<(), Error> {
     super::ls::find_left_behind(&mut runs)?;
     for run in &runs {
         for id in &run.left_behind {
-            remove_job(engine_name(run).as_str(), id)?;
+            remove_job(run, id)?;
             print(&format!("removed container {id}"));
         }
     }
@@ -47,10 +47,10 @@ fn remove(run: &Listed, _owner: &Owner, force: bool) -> Result<(), Error> {
     // A folder that says nothing of an engine has never had a job.
     let may_have_jobs = !(engine.is_empty() && run.state.attempts().is_empty());
     if may_have_jobs && run.state.status != Status::Finished && registry::keeps_jobs(&engine) {
-        match super::ls::jobs(&engine) {
+        match super::ls::jobs(&engine, run.state.engine_address.as_deref()) {
             Ok(jobs) => {
                 for job in jobs.iter().filter(|job| job.run == *id) {
-                    remove_job(&engine, &job.id)?;
+                    remove_job(run, &job.id)?;
                 }
             }
             Err(error) if force => say(&format!("warning: if {id} has left a container, it stays: {error}")),
@@ -71,6 +71,7 @@ fn engine_name(run: &Listed) -> String {
     }
 }
 
-fn remove_job(engine: &str, id: &str) -> Result<(), Error> {
-    super::runtime()?.block_on(async { registry::connect(engine).await?.remove(id).await })
+fn remove_job(run: &Listed, id: &str) -> Result<(), Error> {
+    let (engine, address) = (engine_name(run), run.state.engine_address.as_deref());
+    super::runtime()?.block_on(async { registry::connect(&engine, address).await?.remove(id).await })
 }

@@ -77,9 +77,14 @@ fn signal_owner(found: &Listed, request: StopRequest, output: Output) -> Result<
         StopRequest::Graceful => timeout + DRIVER_TIMEOUT,
         StopRequest::Hard => DRIVER_TIMEOUT,
     };
-    let began = Instant::now();
+    let (began, mut heard, mut state) = (Instant::now(), Instant::now(), None);
     while Owner::exists(&folder) {
-        if began.elapsed() > wait {
+        // One that still brings here what the job has saved writes down how far it is.
+        let changed = folder.state().metadata().and_then(|meta| meta.modified()).ok();
+        if std::mem::replace(&mut state, changed) != changed {
+            heard = Instant::now();
+        }
+        if began.elapsed() > wait && heard.elapsed() > DRIVER_TIMEOUT {
             return Err(Error::DriverStuck { id: found.state.id.clone(), pid });
         }
         std::thread::sleep(Duration::from_millis(50));

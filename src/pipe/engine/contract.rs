@@ -26,6 +26,11 @@ pub trait Engine {
     /// Name, version and address, for people.
     fn describe(&self) -> String;
 
+    /// What leads to its jobs from another shell, where engines of this kind are in several places.
+    fn address(&self) -> Option<String> {
+        None
+    }
+
     /// The device that a job will compute on, for a request of the pipeline.
     fn device(&self, gpus: &Gpus) -> Result<Device, Error>;
 

@@ -84,9 +84,9 @@ fn find(name: &str) -> Result<&'static Registration, Error> {
         .ok_or_else(|| Error::UnknownEngine { name: name.to_owned(), known: known() })
 }
 
-/// The engine of this name, for jobs that it has already.
-pub async fn connect(name: &str) -> Result<Box<dyn Engine>, Error> {
-    connect_for(name, &EngineRequest::default()).await
+/// The engine of this name, for jobs that it has already, at the address of their run.
+pub async fn connect(name: &str, address: Option<&str>) -> Result<Box<dyn Engine>, Error> {
+    connect_for(name, &EngineRequest::default().at(address.map(str::to_owned))).await
 }
 
 /// The engine of this name, for the jobs of a pipeline.

@@ -43,7 +43,7 @@ pub enum Plan<'a> {
 /// Carries out a run from its state on disk to its end: one that is new, or one that is taken over. Returns what a search for the
 /// largest batch has found.
 pub async fn drive(
-    run: Run,
+    mut run: Run,
     plan: Plan<'_>,
     start_mode: StartMode,
     reporter: &mut Reporter,
@@ -54,6 +54,12 @@ pub async fn drive(
     if start_mode == StartMode::New {
         let noun = if matches!(plan, Plan::Study { .. }) { "study" } else { "run" };
         reporter.note(&format!("{noun} {}", run.state.id));
+    }
+    if let Plan::Single { engine, .. } | Plan::Study { engine, .. } = &plan
+        && run.state.engine_address != engine.address()
+    {
+        run.state.engine_address = engine.address();
+        run.save()?;
     }
     let id = run.state.id.clone();
     let result = match plan {
@@ -129,7 +135,8 @@ async fn resume_study(
     if !set.is_empty() {
         write_whole(&file, parsed.study.to_yaml().as_bytes())?;
     }
-    let engine = registry::choose(Some(&run.state.engine), &engine_request_of(&parsed), reporter).await?;
+    let request = engine_request_of(&parsed).at(run.state.engine_address.clone());
+    let engine = registry::choose(Some(&run.state.engine), &request, reporter).await?;
     drive(run, Plan::Study { parsed: &parsed, engine }, StartMode::Continue, reporter, interrupts).await
 }
 
@@ -210,7 +217,12 @@ async fn drive_single(
         Status::Running | Status::Orphaned | Status::Unknown => StartMode::Continue,
         Status::Failed | Status::Stopped => StartMode::Resumed { changed },
     };
-    let engine = registry::choose(Some(&run.state.engine), &loaded.pipeline.engine_request(), reporter).await?;
+    let address = run.state.engine_address.clone();
+    let request = loaded.pipeline.engine_request().at(address.clone());
+    let engine = registry::choose(Some(&run.state.engine), &request, reporter).await?;
+    if run.is_open() && address.is_some() && engine.address() != address {
+        return Err(Error::JobElsewhere { id: run.state.id, engine: engine.describe() });
+    }
     template::check(engine.as_ref(), &loaded.pipeline, run.state.choices.job)?;
     if changed {
         write_settings(&run, loaded)?;

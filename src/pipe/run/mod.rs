@@ -56,17 +56,19 @@ impl Run {
         Self::create_with(runs, text, &pipeline.to_yaml(), state_of(id, pipeline, engine, choices))
     }
 
-    /// The run of a stage, or of a trial, of the run `part_of`. Its id is known beforehand, so that there is one such run at most.
+    /// The run of a stage, or of a trial, of the run `part_of`, on the engine of this name and address. Its id is known beforehand, so that there is one such run at most.
     pub fn create_child(
         pipeline: &Pipeline,
         stage: &str,
         part_of: &str,
-        engine: &str,
+        engine: (&str, Option<String>),
         choices: RunChoices,
     ) -> Result<Self, Error> {
         let text = pipeline.to_yaml();
+        let (engine, engine_address) = engine;
         let state = RunState {
             part_of: Some(part_of.to_owned()),
+            engine_address,
             ..state_of(child_id(part_of, stage), pipeline, engine, choices)
         };
         Self::create_with(&absolute(&runs_folder()), &text, &text, state)

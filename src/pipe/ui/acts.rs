@@ -206,7 +206,11 @@ impl Acts {
         if let Some(known) = acts.iter().find(|known| known.form == done.form) {
             return Ok((known.number, false));
         }
-        let is_same = |known: &&Done| known.end.is_none() && known.run.is_some() && known.run == done.run;
+        // A run that saves can still be stopped at once.
+        let is_at_once = |command: &str| command.starts_with("pipe stop --now ");
+        let is_sooner = |known: &Done| is_at_once(&done.command) && !is_at_once(&known.command);
+        let is_same =
+            |known: &&Done| known.end.is_none() && known.run.is_some() && known.run == done.run && !is_sooner(known);
         if let Some(lasts) = acts.iter().find(is_same) {
             return Err(format!("`{}` is still being done.", lasts.command));
         }
@@ -310,9 +314,13 @@ mod tests {
         assert_eq!(acts.add(done("1", "a")), Ok((1, true)));
         assert_eq!(acts.add(done("1", "a")), Ok((1, false)));
         assert!(acts.add(done("2", "a")).is_err());
-        assert_eq!(acts.add(done("2", "b")), Ok((2, true)));
+        let at_once = |form: &str| Done { command: "pipe stop --now a".to_owned(), ..done(form, "a") };
+        assert_eq!(acts.add(at_once("2")), Ok((2, true)));
+        assert!(acts.add(at_once("4")).is_err());
+        acts.end(2, End { succeeded: true, output: String::new() });
+        assert_eq!(acts.add(done("5", "b")), Ok((3, true)));
         acts.end(1, End { succeeded: true, output: String::new() });
-        assert_eq!(acts.add(done("3", "a")), Ok((3, true)));
+        assert_eq!(acts.add(done("3", "a")), Ok((4, true)));
         assert_eq!((acts.of_form("1"), acts.of_form("9")), (Some(1), None));
     }
 

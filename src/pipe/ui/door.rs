@@ -3,7 +3,11 @@
 //! Cookies do not know ports. Therefore all pages lie in a folder with a random name, and the cookie is sent for that folder alone:
 //! a server of another user on this machine does not get it.
 
+use std::io;
 use std::net::SocketAddr;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
 
 use axum::body::Body;
 use axum::extract::{Request, State};
@@ -14,7 +18,11 @@ use axum::http::header::{
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode};
 use axum::middleware::Next;
 use axum::response::Response;
+use axum::serve::Listener;
 use std::sync::Arc;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::time::{Instant, Sleep};
 
 use super::request::Params;
 use crate::error::Error;
@@ -192,8 +200,86 @@ pub fn secret(bytes: usize) -> Result<String, Error> {
     Ok(random.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
+/// How long a client may take to send the head of a request, or to take more of an answer.
+const SLOW_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Closes connections of clients that are slower.
+pub struct TimedListener(pub TcpListener);
+
+impl Listener for TimedListener {
+    type Io = TimedStream<TcpStream>;
+    type Addr = SocketAddr;
+
+    async fn accept(&mut self) -> (Self::Io, SocketAddr) {
+        let (stream, address) = Listener::accept(&mut self.0).await;
+        (TimedStream::new(stream, SLOW_TIMEOUT), address)
+    }
+
+    fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.0.local_addr()
+    }
+}
+
+pub struct TimedStream<S> {
+    stream: S,
+    most: Duration,
+    timer: Pin<Box<Sleep>>,
+    /// How many bytes of the end of a head have come; all of them where an answer is awaited.
+    matched: usize,
+}
+
+const END_OF_HEAD: &[u8] = b"\r\n\r\n";
+
+impl<S> TimedStream<S> {
+    fn new(stream: S, most: Duration) -> Self {
+        Self { stream, most, timer: Box::pin(tokio::time::sleep(most)), matched: 0 }
+    }
+
+    fn note(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.matched = match self.matched {
+                matched if matched == END_OF_HEAD.len() => matched,
+                matched if *byte == END_OF_HEAD[matched] => matched + 1,
+                _ => usize::from(*byte == END_OF_HEAD[0]),
+            };
+        }
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for TimedStream<S> {
+    fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, to: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let before = to.filled().len();
+        let read = Pin::new(&mut self.stream).poll_read(context, to);
+        self.note(&to.filled()[before..]);
+        let is_late = self.matched < END_OF_HEAD.len() && self.timer.as_mut().poll(context).is_ready();
+        if is_late { Poll::Ready(Err(io::ErrorKind::TimedOut.into())) } else { read }
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for TimedStream<S> {
+    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.stream).poll_write(context, bytes);
+        if written.is_ready() {
+            let until = Instant::now() + self.most;
+            self.timer.as_mut().reset(until);
+            self.matched = 0;
+        }
+        written
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
     use super::*;
 
     fn door(proxy: Option<&str>) -> Door {
@@ -244,6 +330,24 @@ mod tests {
         for wrong in ["http://pipe.example.org", "https://", "https://a/b", "https://a\nb"] {
             assert!(Door::new("0.0.0.0:7000".parse().unwrap(), Some(wrong)).is_err(), "{wrong}");
         }
+    }
+
+    #[tokio::test]
+    async fn a_client_that_sends_no_whole_request_is_not_waited_for() {
+        let (mut client, server) = tokio::io::duplex(64);
+        let mut stream = TimedStream::new(server, Duration::from_millis(20));
+        let mut buffer = [0; 64];
+        client.write_all(b"GET / HTTP/1.1\r\n").await.unwrap();
+        assert_eq!(stream.read(&mut buffer).await.unwrap(), 16);
+        assert_eq!(stream.read(&mut buffer).await.unwrap_err().kind(), io::ErrorKind::TimedOut);
+        // An answer takes as long as it takes.
+        let (mut client, server) = tokio::io::duplex(64);
+        let mut stream = TimedStream::new(server, Duration::from_millis(20));
+        client.write_all(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n").await.unwrap();
+        stream.read(&mut buffer).await.unwrap();
+        assert!(tokio::time::timeout(Duration::from_millis(100), stream.read(&mut buffer)).await.is_err());
+        stream.write_all(b"HTTP/1.1 200 OK").await.unwrap();
+        assert_eq!(stream.read(&mut buffer).await.unwrap_err().kind(), io::ErrorKind::TimedOut);
     }
 
     #[test]

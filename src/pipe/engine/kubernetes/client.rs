@@ -7,6 +7,8 @@ use kube::api::{Api, AttachParams, AttachedProcess, DeleteParams, ListParams, Po
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 
+use serde::{Deserialize, Serialize};
+
 use super::section::Pods;
 use crate::error::Error;
 
@@ -22,10 +24,51 @@ const BUFFER: usize = 1 << 18;
 const RIGHTS_HINT: &str =
     "`pipe doctor --engine kubernetes` shows each right that is missing; docs/kubernetes.md has the Role that suffices";
 
+/// Where the pods of a run are, as its folder has it: another shell may have another current context.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Location {
+    server: String,
+    namespace: String,
+    /// Absent in a pod.
+    context: Option<String>,
+}
+
+impl Location {
+    /// Whether the pipeline names another one now.
+    fn is_left(&self, settings: &Pods) -> bool {
+        settings.context.as_ref().is_some_and(|named| self.context.as_ref() != Some(named))
+            || settings.namespace.as_ref().is_some_and(|named| *named != self.namespace)
+    }
+
+    /// The context that leads there: the one that did, or another one with the same server.
+    fn find_context(&self, config: &Kubeconfig) -> Option<String> {
+        let server_of = |name: &String| {
+            let context = config.contexts.iter().find(|context| context.name == *name)?.context.as_ref()?;
+            let cluster = config.clusters.iter().find(|cluster| cluster.name == context.cluster)?;
+            Some(cluster.cluster.as_ref()?.server.as_deref()?.trim_end_matches('/').to_owned())
+        };
+        let first = self.context.iter().chain(&config.current_context);
+        let all = config.contexts.iter().map(|context| &context.name);
+        first.chain(all).find(|name| server_of(name).as_ref() == Some(&self.server)).cloned()
+    }
+
+    fn is_gone(&self) -> Error {
+        let context = self.context.as_ref().map_or(String::new(), |context| format!(" (context {context})"));
+        Error::NoEngine {
+            reason: format!(
+                "the run began in the namespace {} of {}{context}, and no context of the kubeconfig leads there now",
+                self.namespace, self.server
+            ),
+            hint: "set KUBECONFIG to the file that it began with".to_owned(),
+        }
+    }
+}
+
 /// A namespace of a cluster, with the version of its server.
 #[derive(Clone)]
 pub struct Cluster {
     pub client: Client,
+    pub context: Option<String>,
     pub namespace: String,
     pub address: String,
     pub version: String,
@@ -109,10 +152,16 @@ pub async fn answer<T>(request: impl Future<Output = kube::Result<T>>) -> Answer
 }
 
 impl Cluster {
-    pub async fn connect(settings: &Pods) -> Result<Self, Error> {
-        let config = config(settings).await?;
+    /// The cluster where a run has begun, or for a new one where the pipeline says.
+    pub async fn connect(settings: &Pods, begun: Option<&Location>) -> Result<Self, Error> {
+        let begun = begun.filter(|begun| !begun.is_left(settings));
+        let (config, context) = config(settings, begun).await?;
         let address = config.cluster_url.to_string().trim_end_matches('/').to_owned();
-        let namespace = settings.namespace.clone().unwrap_or_else(|| config.default_namespace.clone());
+        if let Some(begun) = begun.filter(|begun| begun.server != address) {
+            return Err(begun.is_gone());
+        }
+        let named = begun.map(|begun| begun.namespace.clone()).or_else(|| settings.namespace.clone());
+        let namespace = named.unwrap_or_else(|| config.default_namespace.clone());
         let client = Client::try_from(config).map_err(|error| Failure::from(error).error())?;
         let version = match tokio::time::timeout(CONNECT_TIMEOUT, client.apiserver_version()).await {
             Ok(version) => version.map_err(|error| Failure::from(error).error())?,
@@ -121,7 +170,14 @@ impl Cluster {
                 return Err(Failure::Away { said }.error());
             }
         };
-        Ok(Self { client, namespace, address, version: version.git_version })
+        // What is written down stays as it is.
+        let context = begun.map_or(context, |begun| begun.context.clone());
+        Ok(Self { client, context, namespace, address, version: version.git_version })
+    }
+
+    pub fn location(&self) -> Location {
+        let Self { address, namespace, context, .. } = self;
+        Location { server: address.clone(), namespace: namespace.clone(), context: context.clone() }
     }
 
     pub fn pods(&self) -> Api<Pod> {
@@ -192,19 +248,75 @@ impl Cluster {
     }
 }
 
-/// The context that the pipeline names, else the current one; in a pod, that of the pod.
-async fn config(settings: &Pods) -> Result<Config, Error> {
-    let options = KubeConfigOptions { context: settings.context.clone(), ..KubeConfigOptions::default() };
+/// Where a run has begun, else the context that the pipeline names, else the current one, with its name; in a pod, that of the pod.
+async fn config(settings: &Pods, begun: Option<&Location>) -> Result<(Config, Option<String>), Error> {
     let failed = |reason: String| Error::NoEngine {
         reason,
         hint: "set KUBECONFIG, or kubernetes.context to one of `kubectl config get-contexts`".to_owned(),
     };
     match Kubeconfig::read() {
         Ok(read) => {
+            let context = match begun {
+                Some(begun) => Some(begun.find_context(&read).ok_or_else(|| begun.is_gone())?),
+                None => settings.context.clone().or_else(|| read.current_context.clone()),
+            };
+            let options = KubeConfigOptions { context: context.clone(), ..KubeConfigOptions::default() };
             let config = Config::from_custom_kubeconfig(read, &options).await;
-            config.map_err(|error| failed(format!("the kubeconfig cannot be used: {}", innermost(&error))))
+            let config =
+                config.map_err(|error| failed(format!("the kubeconfig cannot be used: {}", innermost(&error))))?;
+            Ok((config, context))
         }
         Err(error) if settings.context.is_some() => Err(failed(format!("no kubeconfig: {}", innermost(&error)))),
-        Err(error) => Config::incluster().map_err(|_| failed(format!("no kubeconfig: {}", innermost(&error)))),
+        Err(error) => {
+            let config = Config::incluster().map_err(|_| failed(format!("no kubeconfig: {}", innermost(&error))))?;
+            Ok((config, None))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_is_found_where_it_began_and_not_in_the_current_context() {
+        let read = |text: &str| Kubeconfig::from_yaml(text).unwrap();
+        let config = read(
+            "{clusters: [{name: a, cluster: {server: 'https://a:6443/'}}, {name: b, cluster: {server: 'https://b:6443'}}], \
+             contexts: [{name: lab, context: {cluster: a, user: u}}, {name: cloud, context: {cluster: b, user: u}}, \
+             {name: other, context: {cluster: b, user: v}}], current-context: lab}",
+        );
+        let at = |server: &str, context: &str| Location {
+            server: server.to_owned(),
+            namespace: "train".to_owned(),
+            context: Some(context.to_owned()),
+        };
+        for (location, want) in [
+            (at("https://b:6443", "cloud"), Some("cloud")),
+            (at("https://b:6443", "other"), Some("other")),
+            // Renamed since.
+            (at("https://a:6443", "old"), Some("lab")),
+            // The name leads elsewhere now.
+            (at("https://b:6443", "lab"), Some("cloud")),
+            (at("https://c:6443", "lab"), None),
+        ] {
+            assert_eq!(location.find_context(&config).as_deref(), want, "{location:?}");
+        }
+        let said = at("https://c:6443", "lab").is_gone().to_string();
+        assert!(said.contains("namespace train of https://c:6443 (context lab)"), "{said}");
+        let named = |context: Option<&str>, namespace: Option<&str>| Pods {
+            context: context.map(str::to_owned),
+            namespace: namespace.map(str::to_owned),
+            ..Pods::default()
+        };
+        let location = at("https://a:6443", "lab");
+        for (settings, want) in [
+            (named(None, None), false),
+            (named(Some("lab"), Some("train")), false),
+            (named(Some("cloud"), None), true),
+            (named(None, Some("other")), true),
+        ] {
+            assert_eq!(location.is_left(&settings), want);
+        }
     }
 }

@@ -29,7 +29,7 @@ const RIGHTS: [(&str, &str, &str, bool); 10] = [
 
 pub async fn checks(_host: &Host) -> Vec<Check> {
     let settings = Pods::default();
-    let cluster = match Cluster::connect(&settings).await {
+    let cluster = match Cluster::connect(&settings, None).await {
         Ok(cluster) => cluster,
         Err(error) => return vec![Check::failed("kubernetes", CheckStatus::Missing, &error)],
     };

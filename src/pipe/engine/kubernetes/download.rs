@@ -290,12 +290,14 @@ async fn copy(mut left: u64, from: &mut (impl AsyncRead + Unpin), to: &mut File)
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::symlink;
+    use std::process::Stdio;
 
     use pipe_spec::pipeline::Container;
 
     use super::*;
+    use crate::engine::kubernetes::plan::{CONTROL, DATA};
     use crate::engine::kubernetes::section::Pods;
-    use crate::engine::{Launch, Mounts};
+    use crate::engine::{Launch, Mounts, first_process};
 
     fn plan(folder: &Path) -> Plan {
         let pair = |name: &str| (folder.join(name), PathBuf::from("/run/pipe").join(name));
@@ -340,6 +342,121 @@ mod tests {
         let left: Vec<_> = std::fs::read_dir(&outside).unwrap().map(|entry| entry.unwrap().file_name()).collect();
         assert_eq!(left, ["output"]);
         assert_eq!(std::fs::read(outside.join("output")).unwrap(), b"own");
+    }
+
+    /// A command that has ended, in folders that stand for the volumes of its pod.
+    struct Ended {
+        folder: tempfile::TempDir,
+        plan: Plan,
+    }
+
+    impl Ended {
+        fn new() -> Self {
+            let folder = tempfile::tempdir().unwrap();
+            let pair = |name: &str| (folder.path().join("here").join(name), PathBuf::from("/run/pipe").join(name));
+            let mounts = Mounts { writable: vec![pair("output"), pair("job")], ..Mounts::default() };
+            let launch = Launch {
+                job_folder: pair("job"),
+                mounts,
+                checkpoints: Some((".".to_owned(), "checkpoint-*".to_owned())),
+                ..Launch::example(&Container::default(), 1)
+            };
+            let ended = Self { plan: Plan::new(&launch, &Pods::default()), folder };
+            std::fs::create_dir_all(ended.folder.path().join("control")).unwrap();
+            std::fs::write(ended.folder.path().join("control/lock"), "").unwrap();
+            ended
+        }
+
+        fn there(&self, path: &str) -> PathBuf {
+            self.folder.path().join("data").join(&self.plan.folder).join(self.plan.attempt_folder()).join(path)
+        }
+
+        fn here(&self, path: &str) -> PathBuf {
+            self.folder.path().join("here").join(path)
+        }
+
+        fn write(&self, path: &str) {
+            std::fs::create_dir_all(self.there(path).parent().unwrap()).unwrap();
+            std::fs::write(self.there(path), path).unwrap();
+        }
+
+        /// The real process of the pod.
+        fn send(&self) -> tokio::process::Child {
+            let program = first_process::program(self.folder.path()).unwrap();
+            let words = self.plan.send_words(program.to_str().unwrap(), &STREAMS, false);
+            let local = |word: &String| {
+                let at = |name: &str| self.folder.path().join(name).display().to_string();
+                word.replace(DATA, &at("data")).replace(CONTROL, &at("control"))
+            };
+            let words: Vec<String> = words.iter().map(local).collect();
+            let mut command = tokio::process::Command::new(&words[0]);
+            command.args(&words[1..]).kill_on_drop(true).stdin(Stdio::piped()).stdout(Stdio::piped());
+            command.spawn().unwrap()
+        }
+
+        async fn fetch(&self) -> io::Result<()> {
+            let mut process = self.send();
+            let (mut input, mut output) = (process.stdin.take().unwrap(), process.stdout.take().unwrap());
+            take_all(&self.plan, &mut input, &mut output, &Progress::default()).await
+        }
+    }
+
+    #[tokio::test]
+    async fn everything_comes_and_what_was_removed_goes() {
+        let job = Ended::new();
+        for path in
+            ["output/a", "output/old", "output/checkpoint-5/weights", "output/checkpoint-5/state", "job/end.json"]
+        {
+            job.write(path);
+        }
+        symlink("/etc/passwd", job.there("output/checkpoint-5/planted")).unwrap();
+        job.fetch().await.unwrap();
+        assert_eq!(
+            std::fs::read_to_string(job.here("output/checkpoint-5/state")).unwrap(),
+            "output/checkpoint-5/state"
+        );
+        assert!(job.folder.path().join("control/fetched").exists());
+        // The same again after a connection that broke, with what has changed since.
+        for path in ["output/old", "output/checkpoint-5/state"] {
+            std::fs::remove_file(job.there(path)).unwrap();
+        }
+        job.write("output/checkpoint-6/weights");
+        job.fetch().await.unwrap();
+        let mut left: Vec<_> = present(&job.plan).into_iter().map(|frame| frame.path).collect();
+        left.sort();
+        let wanted = ["job/end.json", "output/a", "output/checkpoint-5/weights", "output/checkpoint-6/weights"];
+        assert_eq!(left, wanted);
+    }
+
+    /// So that nothing is taken for finished whose files broke off.
+    #[tokio::test]
+    async fn a_checkpoint_is_told_complete_and_the_record_of_the_end_comes_last() {
+        let job = Ended::new();
+        for path in
+            ["output/config.json", "output/weights", "output/checkpoint-5/a", "output/checkpoint-5/b", "job/end.json"]
+        {
+            job.write(path);
+        }
+        let mut process = job.send();
+        let (mut input, mut output) = (process.stdin.take().unwrap(), process.stdout.take().unwrap());
+        Frame::of(Kind::End, "").write(&mut input).await.unwrap();
+        let mut told = Vec::new();
+        loop {
+            let frame = Frame::read(&mut output).await.unwrap();
+            let mut data = vec![0; frame.size as usize];
+            output.read_exact(&mut data).await.unwrap();
+            told.push((frame.kind, frame.path));
+            if frame.kind == Kind::End {
+                break;
+            }
+        }
+        let end: Vec<_> = told[told.len() - 3..].iter().map(|(kind, path)| (*kind, path.as_str())).collect();
+        let wanted = [(Kind::Complete, "output/checkpoint-5"), (Kind::File, "job/end.json"), (Kind::End, "")];
+        assert_eq!(end, wanted, "{told:?}");
+        // Without the word of `pipe` the pod keeps its files.
+        drop(input);
+        assert!(!process.wait().await.unwrap().success());
+        assert!(!job.folder.path().join("control/fetched").exists());
     }
 
     #[tokio::test]

@@ -97,7 +97,8 @@ impl KubernetesEngine {
     async fn connect(connection: Connection) -> Result<Self, Error> {
         let Connection { request, images } = connection;
         let settings: Pods = request.section(NAME);
-        let cluster = Cluster::connect(&settings).await?;
+        let address = request.address.as_deref().and_then(|address| serde_json::from_str(address).ok());
+        let cluster = Cluster::connect(&settings, address.as_ref()).await?;
         let nodes = cluster.nodes().await.ok();
         let present = nodes
             .map(|nodes| nodes.iter().map(|node| allocatable(node, &settings.gpu_resource)).max().unwrap_or_default());
@@ -208,14 +209,17 @@ impl Tries {
         Self { began: Instant::now(), was_away: false, said: String::new() }
     }
 
-    /// Waits before the next one, unless the failure is an answer. A server that has just started forbids everything for a moment.
+    /// Whether a failure is no answer. A server that has just started forbids everything for a moment.
+    fn is_away(&mut self, failure: &Failure) -> bool {
+        self.was_away |= matches!(failure, Failure::Away { .. });
+        matches!(failure, Failure::Away { .. }) || self.was_away && failure.is(403) && !failure.is_quota()
+    }
+
+    /// Waits before the next one, unless the failure is an answer.
     async fn again(&mut self, failure: Failure) -> Result<(), Failure> {
-        let is_away =
-            matches!(failure, Failure::Away { .. }) || self.was_away && failure.is(403) && !failure.is_quota();
-        if !is_away || self.began.elapsed() > AWAY_TIMEOUT {
+        if !self.is_away(&failure) || self.began.elapsed() > AWAY_TIMEOUT {
             return Err(failure);
         }
-        self.was_away = true;
         self.wait(failure.said(), AWAY_INTERVAL).await;
         Ok(())
     }
@@ -238,6 +242,10 @@ impl Engine for KubernetesEngine {
     fn describe(&self) -> String {
         let Cluster { version, address, namespace, .. } = &self.cluster;
         format!("{NAME} {version} at {address}, namespace {namespace}")
+    }
+
+    fn address(&self) -> Option<String> {
+        serde_json::to_string(&self.cluster.location()).ok()
     }
 
     fn device(&self, gpus: &Gpus) -> Result<Device, Error> {
@@ -398,5 +406,22 @@ impl Engine for KubernetesEngine {
             }
         }
         cluster.delete_pod(name, 0).await.map_err(Failure::error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_that_was_away_forbids_nothing_yet() {
+        let refused = |code: u16, said: &str| Failure::Refused { code, said: said.to_owned() };
+        let mut tries = Tries::new();
+        assert!(!tries.is_away(&refused(403, "pods is forbidden")));
+        assert!(tries.is_away(&Failure::Away { said: "connection refused".to_owned() }));
+        assert!(tries.is_away(&refused(403, "pods is forbidden")));
+        for answer in [refused(403, "exceeded quota: small"), refused(422, "invalid")] {
+            assert!(!tries.is_away(&answer), "{answer:?}");
+        }
     }
 }

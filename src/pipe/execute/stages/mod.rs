@@ -275,7 +275,8 @@ impl<'a> StagesDriver<'a> {
                 return Ok(());
             }
             let choices = self.run.state.choices;
-            drop(Run::create_child(&pipeline, &stage.name, &self.run.state.id, engine.name(), choices)?);
+            let at = (engine.name(), engine.address());
+            drop(Run::create_child(&pipeline, &stage.name, &self.run.state.id, at, choices)?);
         } else if stage.references().iter().any(|named| self.moved.contains(&named.stage)) {
             lock::record_settings(&folder, &pipeline)?;
             write_whole(&folder.resolved(), pipeline.to_yaml().as_bytes())?;
@@ -301,12 +302,14 @@ impl<'a> StagesDriver<'a> {
 
     async fn engine_of(&mut self, stage: &Stage) -> Result<Rc<dyn Engine>, Error> {
         let wanted = self.engine_name(stage);
-        let request = stage.pipeline.engine_request();
+        let request = stage.pipeline.engine_request().at(self.run.state.engine_address.clone());
         let known = self.engines.iter().find(|(name, of, _)| *name == wanted && *of == request);
         if let Some((_, _, engine)) = known {
             return Ok(engine.clone());
         }
         let engine: Rc<dyn Engine> = Rc::from(registry::connect_for(&wanted, &request).await?);
+        // All of them go where the first one went.
+        self.run.state.engine_address = self.run.state.engine_address.take().or_else(|| engine.address());
         self.engines.push((wanted, request, engine.clone()));
         Ok(engine)
     }

@@ -315,7 +315,7 @@ impl StudyDriver<'_> {
             Some(_) => Ok(()),
             None => {
                 let choices = RunChoices { as_asked: refuses(self.study), ..self.run.state.choices };
-                let engine = self.engine.name();
+                let engine = (self.engine.name(), self.engine.address());
                 Run::create_child(pipeline, &number.to_string(), &self.run.state.id, engine, choices).map(drop)
             }
         };
