@@ -232,6 +232,21 @@ fn away_at_the_end(namespace: &Namespace) {
     assert_eq!(result.metadata().unwrap().len(), SIZE);
     namespace.is_empty();
     stopped_while_away(namespace, &job);
+    saved_late(namespace, &job);
+}
+
+/// What a job saves when it is stopped is here, though it takes longer than the job may.
+fn saved_late(namespace: &Namespace, job: &dyn Fn(&str, &Folder)) {
+    const SIZE: u64 = 800 << 20;
+    let folder = namespace.with(Folder::new());
+    let save = format!("dd if=/dev/zero of={{run}}/saved bs=1M count={}", SIZE >> 20);
+    job(&format!("trap '{save}; exit 0' TERM; echo begun; while sleep 1; do :; done"), &folder);
+    let running = folder.start(&["run", "job.yaml", "--set", "container.stop_timeout=3"]);
+    folder.wait_for_log(1, "begun");
+    folder.pipe(&["stop", "job"]).exits(0).prints("stopped");
+    running.end().exits(130);
+    assert_eq!(folder.run_folder().join("output/saved").metadata().unwrap().len(), SIZE);
+    namespace.is_empty();
 }
 
 fn stopped_while_away(namespace: &Namespace, job: &dyn Fn(&str, &Folder)) {

@@ -26,7 +26,7 @@ pub trait Engine {
     /// Name, version and address, for people.
     fn describe(&self) -> String;
 
-    /// What leads to its jobs from another shell, where engines of this kind are in several places.
+    /// Leads to its jobs from another shell, where engines of this kind are in several places.
     fn address(&self) -> Option<String> {
         None
     }

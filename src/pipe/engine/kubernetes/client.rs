@@ -170,7 +170,7 @@ impl Cluster {
                 return Err(Failure::Away { said }.error());
             }
         };
-        // What is written down stays as it is.
+        // The address that was written down stays as it is.
         let context = begun.map_or(context, |begun| begun.context.clone());
         Ok(Self { client, context, namespace, address, version: version.git_version })
     }

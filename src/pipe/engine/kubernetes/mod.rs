@@ -200,7 +200,7 @@ impl KubernetesEngine {
 struct Tries {
     began: Instant,
     was_away: bool,
-    /// What was said last.
+    /// The sentence that was said last.
     said: String,
 }
 

@@ -392,7 +392,7 @@ mod tests {
             assert_eq!((ending.exit_code, ending.completed), (None, false));
             assert!(matches!(ending.ended_by, Some(EndedBy::NodeLost { .. })), "{ending:?}");
         }
-        // What was asked to stop has stopped, and is not said to have saved.
+        // A job that was asked to stop has stopped, and is not said to have saved.
         let asked = Seen { is_asked: true, is_deleted: true, ..lacking(143, "Error") };
         let stopped = ending(None, Some(&asked), true, None);
         assert_eq!((stopped.exit_code, stopped.ended_by), (None, None));

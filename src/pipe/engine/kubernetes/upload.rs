@@ -151,7 +151,7 @@ pub async fn carry(cluster: Cluster, plan: Plan) -> Result<(), NotCarried> {
     }
 }
 
-/// What a process that has ended wrote to stderr.
+/// The words that a process which has ended wrote to stderr.
 pub async fn last_words(process: &mut AttachedProcess) -> Option<String> {
     let (mut stderr, mut words) = (process.stderr()?, Vec::new());
     tokio::time::timeout(WORDS_TIMEOUT, stderr.read_to_end(&mut words)).await.ok();
