@@ -253,29 +253,37 @@ fn folder_below(base: &Path, path: &str) -> io::Result<Folder> {
     parts.try_fold(Folder::open(base)?, |folder, part| folder.folder(OsStr::new(part)))
 }
 
-/// The regular files below a folder, with their paths from `base` on. Links are none, and names that are not text are left out.
-pub fn files_below(base: &Path, path: &str, take: &mut impl FnMut(String, Metadata)) {
-    if let Ok(folder) = folder_below(base, path) {
-        below(&folder, path, 0, take);
-    }
+/// The regular files below a folder, with their paths from `base` on. Links are none, and names that are not text are left out. A folder
+/// that cannot be read now is not an empty one.
+pub fn files_below(base: &Path, path: &str, take: &mut impl FnMut(String, Metadata)) -> io::Result<()> {
+    below(&folder_below(base, path)?, path, 0, take)
 }
 
-fn below(folder: &Folder, path: &str, depth: usize, take: &mut impl FnMut(String, Metadata)) {
-    let mut entries: Vec<_> = folder.entries().into_iter().flatten().flatten().collect();
+fn below(folder: &Folder, path: &str, depth: usize, take: &mut impl FnMut(String, Metadata)) -> io::Result<()> {
+    let mut entries: Vec<_> = folder.entries()?.collect::<io::Result<_>>()?;
     entries.sort_by_key(std::fs::DirEntry::file_name);
     for entry in entries {
         let Ok(name) = entry.file_name().into_string() else { continue };
-        let path = if path.is_empty() { name.clone() } else { format!("{path}/{name}") };
-        match entry.metadata() {
+        let path = format!("{path}/{name}");
+        let found = match entry.metadata() {
             Ok(meta) if meta.is_dir() && depth < MAX_DEPTH => {
-                if let Ok(inner) = folder.folder(OsStr::new(&name)) {
-                    below(&inner, &path, depth + 1, take);
-                }
+                folder.folder(OsStr::new(&name)).and_then(|inner| below(&inner, &path, depth + 1, take))
             }
-            Ok(meta) if meta.is_file() => take(path, meta),
-            _ => {}
-        }
+            Ok(meta) if meta.is_file() => {
+                take(path, meta);
+                Ok(())
+            }
+            found => found.map(drop),
+        };
+        found.or_else(|error| if is_absent(&error) { Ok(()) } else { Err(error) })?;
     }
+    Ok(())
+}
+
+/// Whether there is no file or folder that could be read: something else is in its place, or the job has made it unreadable.
+pub fn is_absent(error: &io::Error) -> bool {
+    let is_other = matches!(error.raw_os_error(), Some(libc::ELOOP | libc::ENOTDIR | libc::ENXIO | libc::EACCES));
+    is_other || matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::InvalidData)
 }
 
 #[cfg(test)]
@@ -321,7 +329,7 @@ mod tests {
         std::os::unix::fs::symlink(folder.join("other"), folder.join("job/linked")).unwrap();
         std::os::unix::fs::symlink(folder.join("other/secret"), folder.join("job/own/secret")).unwrap();
         let mut found = Vec::new();
-        files_below(&folder, "job", &mut |path, _| found.push(path));
+        files_below(&folder, "job", &mut |path, _| found.push(path)).unwrap();
         assert_eq!(found, ["job/own/file"]);
         assert!(open_below(&folder, "job/own/file").is_ok());
         for path in ["job/linked/secret", "job/own/secret"] {

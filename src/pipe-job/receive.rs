@@ -8,7 +8,7 @@ use std::io::{self, BufReader, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use super::frames::{Frame, Kind, changed, files_below};
+use super::frames::{Frame, Kind, changed, files_below, is_absent};
 use super::kept::keep;
 use super::options::Flags;
 use super::send::{ALIVE_INTERVAL, heed_requests, is_asked_to_end, mark};
@@ -38,9 +38,10 @@ pub fn receive(flags: &Flags) -> io::Result<()> {
     let (mut input, mut output) = (BufReader::with_capacity(1 << 16, io::stdin().lock()), io::stdout().lock());
     let mut have = Vec::new();
     for folder in ["inputs", attempt] {
-        files_below(&root, folder, &mut |path, meta| {
+        let found = files_below(&root, folder, &mut |path, meta| {
             have.push(Frame { size: meta.len(), changed: changed(&meta), ..Frame::of(Kind::Have, &path) });
         });
+        found.or_else(|error| if is_absent(&error) { Ok(()) } else { Err(error) })?;
     }
     have.iter().try_for_each(|frame| frame.write(&mut output))?;
     Frame::of(Kind::End, "").write(&mut output)?;

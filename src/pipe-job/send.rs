@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use super::frames::{Frame, Kind, changed, files_below, next_piece, open_below};
+use super::frames::{Frame, Kind, changed, files_below, is_absent, next_piece, open_below};
 use super::kept::freeze;
 use super::options::Flags;
 
@@ -236,8 +236,10 @@ impl Sender {
         for path in self.streams.clone() {
             self.stream(&path)?;
         }
-        let files = self.files();
-        self.tell_of_removed(&files)?;
+        let (files, has_all) = self.files()?;
+        if has_all {
+            self.tell_of_removed(&files)?;
+        }
         let (mut single, mut checkpoints) = (Vec::new(), BTreeMap::<String, Vec<(String, State)>>::new());
         for (path, state) in files {
             match self.checkpoints.of(&path) {
@@ -261,18 +263,22 @@ impl Sender {
         self.to.flush()
     }
 
-    /// All files but those that grow and the record of the end.
-    fn files(&self) -> BTreeMap<String, State> {
-        let mut files = BTreeMap::new();
+    /// All files but those that grow and the record of the end, and whether each of their folders is there.
+    fn files(&self) -> io::Result<(BTreeMap<String, State>, bool)> {
+        let (mut files, mut has_all) = (BTreeMap::new(), true);
         let names = self.whole.iter().chain(Some(&self.checkpoints.folder).filter(|folder| !folder.is_empty()));
         for name in names {
-            files_below(&self.folder, name, &mut |path, meta| {
+            let found = files_below(&self.folder, name, &mut |path, meta| {
                 if path != self.last && !self.streams.contains(&path) {
                     files.insert(path, (meta.len(), changed(&meta)));
                 }
             });
+            match found {
+                Err(error) if is_absent(&error) => has_all = false,
+                found => found?,
+            }
         }
-        files
+        Ok((files, has_all))
     }
 
     /// Whether a file has not changed for a while, or never will.
@@ -375,12 +381,6 @@ fn is_below(names: &[String], path: &str) -> bool {
 fn open_file(folder: &Path, path: &str) -> io::Result<File> {
     let file = open_below(folder, path)?;
     if file.metadata()?.is_file() { Ok(file) } else { Err(io::ErrorKind::InvalidData.into()) }
-}
-
-/// Whether there is no file that could be sent.
-fn is_absent(error: &io::Error) -> bool {
-    let is_other = matches!(error.raw_os_error(), Some(libc::ELOOP | libc::ENOTDIR | libc::ENXIO | libc::EACCES));
-    is_other || matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::InvalidData)
 }
 
 /// Whether a name is that of something that is being written.

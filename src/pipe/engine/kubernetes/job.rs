@@ -289,21 +289,22 @@ impl Follower {
             }
             self.watch.wait(OUTPUT_INTERVAL).await;
         }
+        let has_begun = self.download.is_some();
         if !self.shared.progress.is_complete() {
             self.fetch_from_volume(to).await?;
         }
-        self.note_end(to).await?;
+        self.note_end(has_begun, to).await?;
         self.output.send_rest(to).await
     }
 
     /// Says what the end of the pod took with it, and what the words of its cause leave out.
-    async fn note_end(&mut self, to: &LineSender) -> Result<(), Closed> {
+    async fn note_end(&mut self, has_begun: bool, to: &LineSender) -> Result<(), Closed> {
         let seen = lock(&self.shared.pod).as_ref().map(|pod| Seen::of(pod));
         if let Some(seen) = seen.filter(Seen::is_evicted_for_own_memory) {
             self.say(Source::Engine, format!("{} evicted the pod: {}", seen.node, seen.message.trim()), to).await?;
         }
         let is_killed = self.shared.is_killed.load(Ordering::Relaxed);
-        if self.download.is_some() && !self.shared.progress.is_complete() && !is_killed {
+        if has_begun && !self.shared.progress.is_complete() && !is_killed {
             let text = format!("warning: the last files of pod {} did not come", self.plan.pod);
             self.say(Source::Engine, text, to).await?;
         }
@@ -498,12 +499,17 @@ impl Follower {
         };
         self.download = None;
         let name = pod.metadata.name.clone().unwrap_or_default();
-        match self.cluster.create_pod(&pod, false).await {
-            Err(failure) if !failure.is(409) => {
+        let began = Instant::now();
+        while let Err(failure) = self.cluster.create_pod(&pod, false).await {
+            if failure.is(409) {
+                break;
+            }
+            let is_away = matches!(failure, Failure::Away { .. }) && began.elapsed() < READER_TIMEOUT;
+            if !is_away || self.shared.is_killed.load(Ordering::Relaxed) {
                 tracing::warn!("cannot fetch the last files from the volume: {}", failure.said());
                 return Ok(());
             }
-            _ => {}
+            tokio::time::sleep(ASK_INTERVAL).await;
         }
         let fetch = download::fetch(
             self.cluster.clone(),
