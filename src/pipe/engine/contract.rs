@@ -219,6 +219,8 @@ pub enum EndedBy {
     Preempted,
     /// A machine that it ran on is gone.
     NodeLost { what: String },
+    /// Another `pipe` has asked for it, and was killed then.
+    Requested,
     /// A person ended it, and not with `pipe`; the number of that user where it was another one.
     Cancelled { by_other: Option<u32> },
 }
@@ -229,6 +231,7 @@ impl fmt::Display for EndedBy {
             Self::TimeLimit => f.write_str("the time limit of the job was reached"),
             Self::Preempted => f.write_str("another job took its place"),
             Self::NodeLost { what } => f.write_str(what),
+            Self::Requested => f.write_str("stopped on request"),
             Self::Cancelled { by_other: None } => f.write_str("the job was cancelled, not by pipe"),
             Self::Cancelled { by_other: Some(0) } => f.write_str("an administrator cancelled the job"),
             Self::Cancelled { by_other: Some(user) } => write!(f, "the user {user} cancelled the job"),

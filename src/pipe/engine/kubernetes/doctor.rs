@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::{Node, PersistentVolumeClaim, Pod, ResourceQuota
 use kube::api::{Api, ListParams, PostParams};
 use serde_json::json;
 
-use super::client::{Cluster, Failure};
+use super::client::{Cluster, answer};
 use super::section::Pods;
 use super::{allocatable, pod};
 use crate::engine::{Check, CheckStatus, Host};
@@ -50,7 +50,7 @@ async fn rights(cluster: &Cluster) -> Check {
             "resource": resource, "subresource": subresource, "verb": verb,
         }}});
         let Ok(review) = serde_json::from_value(review) else { continue };
-        match reviews.create(&PostParams::default(), &review).await.map_err(Failure::from) {
+        match answer(reviews.create(&PostParams::default(), &review)).await {
             Ok(answer) if answer.status.as_ref().is_some_and(|status| status.allowed) => {}
             Ok(_) => {
                 let name =
@@ -80,7 +80,7 @@ async fn nodes(cluster: &Cluster, settings: &Pods) -> Check {
     };
     let usable: Vec<&Node> = nodes.iter().filter(|node| is_usable(node)).collect();
     let all: Api<Pod> = Api::all(cluster.client.clone());
-    let pods = all.list(&ListParams::default()).await.map(|list| list.items).ok();
+    let pods = answer(all.list(&ListParams::default())).await.map(|list| list.items).ok();
     let cards: u32 = usable.iter().map(|node| allocatable(node, &settings.gpu_resource)).sum();
     let used = pods.map(|pods| pods.iter().map(|pod| asked(pod, &settings.gpu_resource)).sum::<u32>());
     let free = used.map_or(String::new(), |used| format!(", {} of them free", cards.saturating_sub(used)));
@@ -114,7 +114,7 @@ fn asked(pod: &Pod, resource: &str) -> u32 {
 
 async fn quota(cluster: &Cluster) -> Check {
     let quotas: Api<ResourceQuota> = Api::namespaced(cluster.client.clone(), &cluster.namespace);
-    let found = match quotas.list(&ListParams::default()).await.map_err(Failure::from) {
+    let found = match answer(quotas.list(&ListParams::default())).await {
         Ok(list) => list.items,
         Err(failure) => return Check::note("quota", failure.said()),
     };
@@ -137,7 +137,7 @@ async fn quota(cluster: &Cluster) -> Check {
 /// The claims that `kubernetes.volume` may name.
 async fn claims(cluster: &Cluster) -> Check {
     let claims: Api<PersistentVolumeClaim> = Api::namespaced(cluster.client.clone(), &cluster.namespace);
-    let found = match claims.list(&ListParams::default()).await.map_err(Failure::from) {
+    let found = match answer(claims.list(&ListParams::default())).await {
         Ok(list) => list.items,
         Err(failure) => return Check::note("volume", failure.said()),
     };

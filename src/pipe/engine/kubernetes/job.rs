@@ -119,7 +119,8 @@ impl PodJob {
     async fn seen(&self) -> Option<Seen> {
         let found = lock(&self.shared.pod).clone()?;
         let mut seen = Seen::of(&found);
-        seen.is_asked = lock(&self.shared.asked).is_some() || asked_before(&self.folder).exists();
+        seen.is_asked = lock(&self.shared.asked).is_some();
+        seen.was_asked = asked_before(&self.folder).exists();
         seen.has_files = self.shared.progress.is_complete();
         if seen.is_deleted && !seen.is_asked {
             seen.events = self.cluster.events_of(found.metadata.uid.as_deref().unwrap_or_default()).await;

@@ -132,6 +132,8 @@ pub struct Seen {
     pub node_is_lost: bool,
     /// Whether `pipe` has asked it to end.
     pub is_asked: bool,
+    /// Whether another `pipe` has.
+    pub was_asked: bool,
     /// Whether all files that it wrote are here.
     pub has_files: bool,
 }
@@ -268,6 +270,9 @@ fn ended_by(seen: &Seen, exit_code: Option<i64>) -> Option<EndedBy> {
     if seen.node_is_closed {
         return lost(format!("{node} was drained"));
     }
+    if seen.was_asked {
+        return Some(EndedBy::Requested);
+    }
     Some(EndedBy::Cancelled { by_other: None })
 }
 
@@ -373,6 +378,7 @@ mod tests {
             (Seen { node_is_closed: true, ..deleted("Killing") }, lost("n1 was drained")),
             (deleted("Killing"), Some(EndedBy::Cancelled { by_other: None })),
             (Seen { is_asked: true, ..deleted("Killing") }, None),
+            (Seen { was_asked: true, ..deleted("Killing") }, Some(EndedBy::Requested)),
             (seen(Some((3, "Error"))), None),
         ] {
             assert_eq!(ending(None, Some(&seen), true, None).ended_by, want, "{seen:?}");

@@ -109,6 +109,7 @@ fn of_engine(ended_by: &EndedBy, saved: bool) -> Diagnosis {
         EndedBy::TimeLimit => Cause::TimeLimit,
         EndedBy::Preempted => Cause::Preempted,
         EndedBy::NodeLost { .. } => Cause::NodeLost,
+        EndedBy::Requested => Cause::Requested,
         EndedBy::Cancelled { .. } => Cause::Cancelled,
     };
     Diagnosis::new(Outcome::Stopped, cause, format!("{ended_by}{saved}"))
