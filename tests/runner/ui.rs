@@ -14,6 +14,7 @@ pub fn tests(suite: &mut Suite) {
     suite.test("ui::nobody_else_is_let_in", Needs::Nothing, nobody_else);
     suite.test("ui::plain_text_stays_on_this_machine", Needs::Nothing, plain_text);
     suite.test("ui::a_hostile_folder_harms_its_own_row", Needs::Nothing, hostile);
+    suite.test("ui::a_note_and_tags", Needs::Nothing, notes);
     suite.test("ui::read_only_does_nothing", Needs::Nothing, read_only);
     suite.test("ui::a_study_and_its_trials", Needs::Nothing, study);
     suite.test("ui::a_run_is_started_once", Needs::Nothing, started);
@@ -221,6 +222,58 @@ fn hostile() {
     assert_eq!(server.page(&format!("run/{id}")).status, 200);
 }
 
+/// By the command and by the form; nothing of the record of the run changes.
+fn notes() {
+    let folder = job::folder("fit 5", "");
+    folder.pipe(&["run", "job.yaml", "--engine", "process"]).exits(0);
+    let run = folder.run_folder();
+    let id = run.file_name().unwrap().to_string_lossy().into_owned();
+    let record = |name: &str| fs::read(run.join(name)).unwrap();
+    let before = ["run.json", "lock.json", "resolved.yaml", "events.jsonl"].map(record);
+    let bad = "<img src=x>\n\u{1b}[2J & more";
+    folder.pipe(&["note", "latest", bad, "--tag", "baseline,seed:1"]).exits(0).prints("tags     baseline, seed:1");
+    folder.pipe(&["note", &id, "--tag", "a b"]).exits(2).says("letters, digits");
+    folder.pipe(&["note", &id, &"x".repeat(2001)]).exits(2).says("2000 characters");
+    let many: Vec<String> = (0..20).map(|tag| format!("t{tag}")).collect();
+    folder.pipe(&["note", &id, "--tag", &many.join(",")]).exits(2).says("22 tags").says("--untag");
+    folder.pipe(&["ls"]).exits(0).prints("tags: baseline, seed:1; <img src=x>");
+    folder.pipe(&["ls", "--tag", "seed:1,baseline", "-q"]).exits(0).prints(&id);
+    let none = folder.pipe(&["ls", "--tag", "other"]).exits(0).says("no run matches");
+    assert!(!none.stdout.contains(&id), "{}", none.stdout);
+    folder.pipe(&["show"]).exits(0).prints("note     <img src=x>\n         \\x1b[2J & more");
+    assert_eq!(folder.show()["tags"], serde_json::json!(["baseline", "seed:1"]));
+    let report = folder.pipe(&["report", "--out", "-"]).exits(0).stdout;
+    assert!(report.contains("<li>seed:1</li>") && report.contains("&lt;img src=x&gt;"), "{report}");
+    assert!(!report.contains("<img src=x"), "{report}");
+
+    let server = Server::start(&folder, &[]);
+    let list = server.page("?tag=seed%3A1").body;
+    assert!(list.contains("&lt;img src=x&gt;") && !list.contains("<img src=x") && list.contains(&id), "{list}");
+    let page = server.page(&format!("run/{id}")).body;
+    let field = |name: &str| page.split(&format!("name=\"{name}\" value=\"")).nth(1).unwrap().split('"').next().unwrap();
+    let form = |rest: &str| format!("run={id}&form={}&had={}&was={}&{rest}", field("form"), field("had"), field("was"));
+    assert_eq!(field("had"), "baseline seed:1");
+    let origin = format!("Origin: http://{}", server.host);
+    let wrong = server.post("note", &form("note=x&tags=%3Cb%3E"), &[&origin]);
+    assert!(wrong.status == 409 && wrong.body.contains("is no tag"), "{}", wrong.body);
+    assert_eq!(server.post("note", &form("note=x"), &[]).status, 403);
+    // Somebody adds a tag while the page is open; it stays.
+    folder.pipe(&["note", &id, "--tag", "kept"]).exits(0);
+    for _ in 0..2 {
+        let got = server.post("note", &form("note=it%27s+--better&tags=best+baseline"), &[&origin]);
+        assert!(got.status == 303 && got.head.contains("done/1"), "{}", got.head);
+    }
+    folder.wait_until("the note is saved", || server.page("done/1").body.contains("<h1>Done</h1>"));
+    let done = server.page("done/1").body;
+    let shown = format!("pipe note --tag=best --untag=seed:1 -- {id} &quot;it&#39;s --better&quot;");
+    assert!(done.contains(&shown), "no {shown} in\n{done}");
+    let notes = folder.pipe(&["note", &id, "--json"]).exits(0).json();
+    assert_eq!(notes, serde_json::json!({ "note": "it's --better", "tags": ["baseline", "kept", "best"] }));
+    let page = server.page(&format!("run/{id}")).body;
+    assert!(page.contains("<li>kept</li>") && page.contains("it&#39;s --better</p>"), "{page}");
+    assert!(before == ["run.json", "lock.json", "resolved.yaml", "events.jsonl"].map(record));
+}
+
 fn read_only() {
     let folder = job::folder("fit 5", "");
     folder.pipe(&["run", "job.yaml", "--engine", "process"]).exits(0);
@@ -228,9 +281,10 @@ fn read_only() {
     let server = Server::start(&folder, &["--read-only"]);
     let page = server.page(&format!("run/{id}")).body;
     assert!(page.contains("read only") && !page.contains("act?do=") && !page.contains("href=\"start\""), "{page}");
+    assert!(!page.contains("name=\"note\""), "{page}");
     let origin = format!("Origin: http://{}", server.host);
     for (path, form) in
-        [("act", format!("do=remove&run={id}&form=1")), ("start", "step=run&file=job.yaml&form=2".to_owned())]
+        [("act", format!("do=remove&run={id}&form=1")), ("note", format!("note=x&run={id}&form=1")), ("start", "step=run&file=job.yaml&form=2".to_owned())]
     {
         let got = server.post(path, &form, &[&origin]);
         assert!(got.status == 409 && got.body.contains("--read-only"), "{path}: {}", got.body);
@@ -384,6 +438,21 @@ fn in_a_browser() {
     browser.click("button.stop");
     browser.wait_for("document.querySelector('h1').innerText === 'Done'");
     assert_eq!(folder.show()["status"], "stopped");
+
+    // A note and tags are typed, and filter the runs.
+    browser.open(&format!("http://{}{}run/{slow}", server.host, server.base));
+    browser.click("#notes summary");
+    for (name, text) in [("tags", "slow-one kept"), ("note", "<b>stopped</b> by hand")] {
+        browser.eval(&format!("document.querySelector('#notes [name={name}]').focus()"));
+        browser.send("Input.insertText", serde_json::json!({ "text": text }));
+    }
+    browser.click("#notes button");
+    browser.wait_for("document.querySelector('h1').innerText === 'Done'");
+    browser.click("a.button");
+    browser.wait_for("document.querySelector('.remarks')?.innerText === '<b>stopped</b> by hand'");
+    browser.open(&format!("http://{}{}", server.host, server.base));
+    browser.click(".topic[href*='slow%2Done']");
+    browser.wait_for("document.querySelectorAll('tr[id]').length === 1 && location.search.includes('tag=')");
 
     // Two runs are selected and compared.
     browser.open(&format!("http://{}{}", server.host, server.base));

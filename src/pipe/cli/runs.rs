@@ -9,7 +9,7 @@ use pipe_spec::{Status, Variables};
 
 use crate::command;
 use crate::report::Output;
-use crate::run::{Filter, Since, runs_folder};
+use crate::run::{Filter, NoteText, NotesChange, Since, Tag, runs_folder};
 use crate::system::clock::now;
 use crate::system::files::absolute;
 use crate::ui::UiOptions;
@@ -25,6 +25,9 @@ pub struct LsArgs {
     /// List only runs that were started since then: 90m, 12h, 2d or 1w ago, or a date (UTC): 2026-01-31
     #[arg(long, value_name = "TIME")]
     since: Option<Since>,
+    /// List only runs with this tag of `pipe note` (can be repeated, or separated by commas: runs with all of them)
+    #[arg(long, value_delimiter = ',', value_name = "TAG")]
+    tag: Vec<Tag>,
     /// List at most NUMBER runs
     #[arg(long, value_name = "NUMBER")]
     limit: Option<usize>,
@@ -41,8 +44,8 @@ pub struct LsArgs {
 
 impl LsArgs {
     pub fn options(self, quiet: bool) -> command::ls::LsOptions {
-        let Self { status, name, since, limit, trials, sort, json } = self;
-        let filter = Filter { statuses: status, name, since: since.map(|since| since.seconds(now())) };
+        let Self { status, name, since, tag, limit, trials, sort, json } = self;
+        let filter = Filter { statuses: status, name, since: since.map(|since| since.seconds(now())), tags: tag };
         command::ls::LsOptions { filter, limit, trials, sort: sort.into(), output: Output::new(json, quiet) }
     }
 }
@@ -78,6 +81,30 @@ pub struct ShowArgs {
     /// Print the run as JSON
     #[arg(long)]
     pub json: bool,
+}
+
+#[derive(Args)]
+pub struct NoteArgs {
+    /// An id, the beginning of an id, or latest
+    pub run: String,
+    /// The new note, up to 2000 characters; '' removes it
+    #[arg(value_name = "TEXT")]
+    note: Option<NoteText>,
+    /// Add a tag (can be repeated, or separated by commas)
+    #[arg(long, value_delimiter = ',', value_name = "TAG")]
+    tag: Vec<Tag>,
+    /// Remove a tag (can be repeated, or separated by commas)
+    #[arg(long, value_delimiter = ',', value_name = "TAG")]
+    untag: Vec<Tag>,
+    /// Print the note and the tags as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+impl NoteArgs {
+    pub fn change(&self) -> NotesChange {
+        NotesChange { note: self.note.clone(), add: self.tag.clone(), remove: self.untag.clone() }
+    }
 }
 
 #[derive(Args)]

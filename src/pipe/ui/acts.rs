@@ -138,13 +138,19 @@ pub fn ask(ui: &Ui, params: &Params) -> Result<String, NotFound> {
     Ok(Page { title: act.button, entry: "Runs", events: None }.render(ui, parts))
 }
 
-fn check(ui: &Ui, act: &Act, row: &Row) -> Result<(), String> {
+/// Whether a command may do anything to the run.
+pub fn check_own(ui: &Ui, row: &Row) -> Result<(), String> {
     if ui.read_only {
         return Err("This server was started with --read-only: nothing can be done to runs.".to_owned());
     }
     if !row.is_own {
         return Err("The folder of this run has another name than the run in it: no command finds it.".to_owned());
     }
+    Ok(())
+}
+
+fn check(ui: &Ui, act: &Act, row: &Row) -> Result<(), String> {
+    check_own(ui, row)?;
     match (act.fits)(row.status) {
         true => Ok(()),
         false => Err(format!("{} is {}: it cannot be {}.", row.key, row.status.name(), past(act.name))),

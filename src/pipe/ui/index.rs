@@ -14,7 +14,7 @@ use pipe_spec::{EventKind, RunFolder, RunState, Status};
 use super::changes::{Changes, What};
 use super::progress::Progress;
 use crate::report::bounded;
-use crate::run::{Listed, result};
+use crate::run::{Listed, Notes, result};
 use crate::system::files;
 
 /// Folders that are listed, at most.
@@ -44,6 +44,7 @@ pub struct Row {
     pub progress: Figures,
     /// The last lines of text: what it does, why it failed, what is damaged.
     pub remark: String,
+    pub notes: Notes,
 }
 
 /// The figures of a run in the list.
@@ -159,6 +160,7 @@ fn unreadable(key: &str, path: PathBuf, why: &str) -> Row {
         attempts: 0,
         progress: Figures::default(),
         remark: why.to_owned(),
+        notes: Notes::default(),
     }
 }
 
@@ -200,6 +202,7 @@ fn row(key: &str, path: PathBuf, listed: &Listed, live: Option<&Progress>) -> Ro
         attempts: state.attempts().len(),
         progress,
         remark: bounded(&remark(listed), TEXT),
+        notes: listed.notes.clone(),
     }
 }
 

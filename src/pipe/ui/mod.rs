@@ -8,6 +8,7 @@ mod compare;
 mod door;
 mod index;
 mod log;
+mod notes;
 mod opened;
 mod page;
 mod progress;
@@ -30,7 +31,7 @@ use axum::http::header::{CONTENT_TYPE, LOCATION};
 use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
-use axum::routing::get;
+use axum::routing::{get, post};
 use futures_util::stream;
 use pipe_spec::Variables;
 use tokio::sync::{Semaphore, broadcast};
@@ -159,6 +160,7 @@ fn routes(ui: Arc<Ui>, door: Arc<Door>) -> Router {
         .route(&at("compare"), get(compare))
         .route(&at("start"), get(start_form).post(start))
         .route(&at("act"), get(ask).post(act))
+        .route(&at("note"), post(note))
         .route(&at("done/{number}"), get(done))
         .route(&at("events"), get(events))
         .route(&at("style.css"), get(style))
@@ -272,6 +274,14 @@ async fn act(State(ui): Shared, form: Bytes) -> Response {
     match acts::begin(&ui, &params).await {
         Ok(number) => see_other(&ui, number),
         Err(why) => html(StatusCode::CONFLICT, page::problem(&ui, "Not done", &why)),
+    }
+}
+
+async fn note(State(ui): Shared, form: Bytes) -> Response {
+    let params = Params::read(&String::from_utf8_lossy(&form));
+    match notes::begin(&ui, &params) {
+        Ok(number) => see_other(&ui, number),
+        Err(why) => html(StatusCode::CONFLICT, page::problem(&ui, "Not saved", &why)),
     }
 }
 

@@ -7,6 +7,7 @@ use super::Ui;
 use super::acts;
 use super::index::Row;
 use super::log;
+use super::notes;
 use super::page::{NotFound, Page, Parts, meter, run_address};
 use super::request::{Params, encode};
 use crate::execute::study::OpenedStudy;
@@ -35,6 +36,7 @@ fn render(ui: &Ui, row: &Row, record: &Record, params: &Params, mut parts: Parts
     let is_study = row.work == WorkKind::Study;
     parts.live("head", || if is_study { study(row) } else { run::heading(record) + &now(row, state) });
     parts.live("acts", || acts::buttons(ui, row));
+    parts.fixed(|| notes::form(ui, row));
     if let Some(state) = state.filter(|state| !state.stages().is_empty()) {
         parts.live("steps", || stages::section(state, &record.stage_answers, run_address));
     } else if !is_study {

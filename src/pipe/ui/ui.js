@@ -295,6 +295,12 @@
     choose();
   }
 
+  // A page that comes back by the button of the browser can send its forms again.
+  addEventListener('pageshow', () => all('form').forEach(form => {
+    delete form.dataset.sent;
+    all('button', form).forEach(button => button.removeAttribute('aria-disabled'));
+  }));
+
   all('[data-live]').forEach(part => { seen[part.id] = part.innerHTML; });
   all('[data-follow]').forEach(log => { log.scrollTop = log.scrollHeight; });
   prepare(document);

@@ -21,7 +21,7 @@ use crate::execute::children::Watcher;
 use crate::input::load::{self, ParsedStudy};
 use crate::report::html::{StudyPage, study_body, study_page};
 use crate::report::{ChildLine, Reporter, Table, duration, figure, print_json_line};
-use crate::run::{self, Listed};
+use crate::run::{self, Listed, Notes};
 use crate::system::clock::now;
 use crate::system::files;
 
@@ -244,6 +244,7 @@ impl StudyView<'_> {
         StudyPage {
             name: id,
             status: self.state.status.name(),
+            notes: Notes::read(&crate::run::folder_of(id)),
             objectives,
             space,
             trials: self.trials,

@@ -24,7 +24,7 @@ use pipe_spec::Variables;
 use run::{attempts_table, missing, results};
 
 use crate::report::compare::flat_settings;
-use crate::run::Record;
+use crate::run::{Notes, Record};
 
 pub use study::StudyPage;
 
@@ -154,7 +154,11 @@ fn outcome(runs: &[Record]) -> String {
 fn result_rows(run: &Record) -> Vec<(String, String)> {
     let status = run.state.as_ref().map_or("unknown", |state| state.status.name());
     let device = run.history.started.last().map(|(_, started)| ("device".to_owned(), started.device.clone()));
-    std::iter::once(("status".to_owned(), status.to_owned())).chain(device).chain(results(run)).collect()
+    let Notes { note, tags } = &run.notes;
+    let notes = [("tags", tags.join(", ")), ("note", note.clone())];
+    let notes = notes.into_iter().filter(|(_, text)| !text.is_empty()).map(|(name, text)| (name.to_owned(), text));
+    let first = std::iter::once(("status".to_owned(), status.to_owned())).chain(notes).chain(device);
+    first.chain(results(run)).collect()
 }
 
 fn settings(runs: &[Record]) -> String {

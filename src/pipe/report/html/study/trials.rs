@@ -8,6 +8,7 @@ use serde_json::Value;
 
 use super::StudyPage;
 use super::ranking::{Outcome, Ranking, attribute, flag, same_as, seconds, text_attribute};
+use crate::report::html::run;
 use crate::report::html::markup::{better, end_of, escape, number, prose, setting, table, title};
 use crate::report::{bounded, duration};
 
@@ -33,7 +34,7 @@ pub fn heading(page: &StudyPage<'_>, ranking: &Ranking<'_>) -> String {
     for (name, value) in counts(page.trials) {
         write!(html, "<div><dt>{name}</dt><dd>{value}</dd></div>").ok();
     }
-    writeln!(html, "</dl></header>").ok();
+    writeln!(html, "</dl>{}</header>", run::notes(&page.notes)).ok();
     html.push_str(&best(page, ranking));
     html
 }
