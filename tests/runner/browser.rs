@@ -150,6 +150,16 @@ impl Browser {
         );
     }
 
+    /// A key without a letter.
+    pub fn press(&mut self, key: &str) {
+        let codes = [("End", 35), ("Home", 36), ("ArrowLeft", 37), ("ArrowRight", 39), ("Enter", 13)];
+        let code = codes.iter().find(|known| known.0 == key).unwrap().1;
+        for kind in ["rawKeyDown", "keyUp"] {
+            let event = json!({ "type": kind, "key": key, "code": key, "windowsVirtualKeyCode": code });
+            self.send("Input.dispatchKeyEvent", event);
+        }
+    }
+
     /// The size of the page in pixels, and its colours.
     pub fn look(&mut self, width: u32, height: u32, scheme: &str) {
         let size = json!({ "width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500 });

@@ -250,7 +250,8 @@ fn notes() {
     let list = server.page("?tag=seed%3A1").body;
     assert!(list.contains("&lt;img src=x&gt;") && !list.contains("<img src=x") && list.contains(&id), "{list}");
     let page = server.page(&format!("run/{id}")).body;
-    let field = |name: &str| page.split(&format!("name=\"{name}\" value=\"")).nth(1).unwrap().split('"').next().unwrap();
+    let field =
+        |name: &str| page.split(&format!("name=\"{name}\" value=\"")).nth(1).unwrap().split('"').next().unwrap();
     let form = |rest: &str| format!("run={id}&form={}&had={}&was={}&{rest}", field("form"), field("had"), field("was"));
     assert_eq!(field("had"), "baseline seed:1");
     let origin = format!("Origin: http://{}", server.host);
@@ -283,9 +284,11 @@ fn read_only() {
     assert!(page.contains("read only") && !page.contains("act?do=") && !page.contains("href=\"start\""), "{page}");
     assert!(!page.contains("name=\"note\""), "{page}");
     let origin = format!("Origin: http://{}", server.host);
-    for (path, form) in
-        [("act", format!("do=remove&run={id}&form=1")), ("note", format!("note=x&run={id}&form=1")), ("start", "step=run&file=job.yaml&form=2".to_owned())]
-    {
+    for (path, form) in [
+        ("act", format!("do=remove&run={id}&form=1")),
+        ("note", format!("note=x&run={id}&form=1")),
+        ("start", "step=run&file=job.yaml&form=2".to_owned()),
+    ] {
         let got = server.post(path, &form, &[&origin]);
         assert!(got.status == 409 && got.body.contains("--read-only"), "{path}: {}", got.body);
     }
@@ -400,12 +403,25 @@ fn in_a_browser() {
             .contains("batch 8 instead of 16")
     );
 
+    // Smoothing by the slider, with the keyboard: the raw curve stays, light.
+    let smooth = "document.querySelectorAll('#figure-loss g.curve .faint').length";
+    assert_eq!(browser.eval(smooth), 0);
+    browser.eval("document.querySelector('[data-sets=smooth]').focus()");
+    browser.press("End");
+    browser.wait_for(&format!("{smooth} === 1 && location.search.includes('smooth=0.999') && window.stays"));
+    browser.wait_for("document.querySelector('#curves .note').innerText.includes('smoothed by 0.999')");
+    browser.eval("document.querySelector('[name=smooth]').select()");
+    browser.send("Input.insertText", serde_json::json!({ "text": "0.5" }));
+    browser.wait_for(&format!("{smooth} === 1 && location.search.endsWith('smooth=0.5')"));
+    assert_eq!(browser.eval("document.querySelector('[data-sets=smooth]').value"), "0.5");
+
     // The value under the pointer, and a stretch that is drawn.
     let [x, y] = browser.middle("#figure-loss .scale");
     browser.mouse("mouseMoved", x, y);
     browser.wait_for(
         "!document.querySelector('#tip').hidden && document.querySelector('#tip').innerText.includes('step ')",
     );
+    assert!(browser.eval("document.querySelector('#tip').innerText").as_str().unwrap().contains("smoothed"));
     browser.mouse("mousePressed", x - 60.0, y);
     browser.mouse("mouseMoved", x + 40.0, y);
     browser.mouse("mouseReleased", x + 40.0, y);

@@ -13,7 +13,8 @@ use machine::{ImageCommand, LedgerCommand, ManArgs, PruneArgs};
 use pipe_spec::PipeExit;
 use pipeline::{CheckArgs, InitArgs, PlanArgs, PredictArgs, RunArgs, StartArgs};
 use runs::{
-    AttachArgs, DiffArgs, LogsArgs, LsArgs, NoteArgs, ReportArgs, ReproduceArgs, ResumeArgs, RmArgs, ShowArgs, StopArgs, UiArgs,
+    AttachArgs, DiffArgs, LogsArgs, LsArgs, NoteArgs, ReportArgs, ReproduceArgs, ResumeArgs, RmArgs, ShowArgs,
+    StopArgs, UiArgs,
 };
 use tracing::level_filters::LevelFilter;
 use tracing_log::{AsLog, LogTracer};

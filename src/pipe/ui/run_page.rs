@@ -17,9 +17,6 @@ use crate::report::html::{classes, examples, figures, memory, run, stages};
 use crate::report::{duration, grouped, span};
 use crate::run::{Listed, Record};
 
-/// The choices of smoothing: value, name.
-const SMOOTHING: [(&str, &str); 3] = [("", "mean over noisy curves"), ("none", "none"), ("strong", "strong")];
-
 pub fn page(ui: &Ui, key: &str, params: &Params, parts: Parts) -> Result<String, NotFound> {
     let row = ui.row(key)?;
     let attempt = row.attempts as u32;
@@ -69,22 +66,19 @@ pub fn view(params: &Params) -> View {
         let from = params.number("from").unwrap_or(0.0).clamp(0.0, 1e14);
         (from, params.number("to").unwrap_or(f64::MAX).clamp(from + 1.0, 1e15))
     });
-    let smoothing = match params.get("smooth") {
-        Some("none") => Smoothing::None,
-        Some("strong") => Smoothing::Strong,
-        _ => Smoothing::Some,
-    };
+    let smoothing = smoothing(params).map_or(Smoothing::Mean, Smoothing::Exponential);
     View { steps, smoothing, values: true }
+}
+
+/// The weight of the exponential mean; absent for the usual curves.
+fn smoothing(params: &Params) -> Option<f64> {
+    params.number("smooth").map(|weight| weight.clamp(0.0, Smoothing::MOST))
 }
 
 /// The choice of steps and smoothing; with a script, a stretch can be drawn with the pointer too.
 pub fn controls(params: &Params) -> String {
-    let chosen = params.get("smooth").unwrap_or_default();
-    let option = |(value, name): &(&str, &str)| {
-        let selected = if *value == chosen { " selected" } else { "" };
-        format!("<option value=\"{value}\"{selected}>{name}</option>")
-    };
-    let options: String = SMOOTHING.iter().map(option).collect();
+    let smooth = smoothing(params).map_or(String::new(), |weight| weight.to_string());
+    let slider = if smooth.is_empty() { "0" } else { smooth.as_str() };
     let number = |name: &str| params.number(name).map_or(String::new(), |number| format!("{number:.0}"));
     let hidden: String = params
         .all("run")
@@ -92,11 +86,15 @@ pub fn controls(params: &Params) -> String {
         .collect();
     format!(
         "<form class=\"filter view\" method=\"get\" data-auto data-here>{hidden}\
-         <label>From step <input type=\"number\" name=\"from\" min=\"0\" value=\"{}\"></label>\
-         <label>to step <input type=\"number\" name=\"to\" min=\"0\" value=\"{}\"></label>\
-         <label>Smoothing <select name=\"smooth\">{options}</select></label>\
+         <label>From step <input type=\"number\" name=\"from\" min=\"0\" value=\"{1}\"></label>\
+         <label>to step <input type=\"number\" name=\"to\" min=\"0\" value=\"{2}\"></label>\
+         <label>Smoothing <input type=\"number\" name=\"smooth\" min=\"0\" max=\"{0}\" step=\"any\" value=\"{smooth}\" \
+         placeholder=\"auto\" title=\"0: off; closer to 1: smoother; empty: a running mean over long curves\">\
+         <input type=\"range\" class=\"with-script\" data-sets=\"smooth\" min=\"0\" max=\"{0}\" step=\"0.001\" value=\"{slider}\" \
+         aria-label=\"Smoothing\"></label>\
          <button type=\"submit\">Show</button> <small class=\"with-script\">Drag over a curve to zoom; double-click shows all. \
          With the keyboard: arrows move, + and - zoom, 0 shows all.</small></form>",
+        Smoothing::MOST,
         number("from"),
         number("to")
     )
@@ -162,6 +160,11 @@ mod tests {
         assert_eq!(steps("to=20"), Some((0.0, 20.0)));
         assert_eq!(steps("from=20&to=10"), Some((20.0, 21.0)));
         assert_eq!(steps("from=-5&to=NaN"), Some((0.0, 1e15)));
-        assert_eq!(view(&Params::read("smooth=strong")).smoothing, Smoothing::Strong);
+        let smoothing = |query: &str| view(&Params::read(query)).smoothing;
+        assert_eq!((smoothing(""), smoothing("smooth=much")), (Smoothing::Mean, Smoothing::Mean));
+        assert_eq!(
+            (smoothing("smooth=0.9"), smoothing("smooth=7")),
+            (Smoothing::Exponential(0.9), Smoothing::Exponential(0.999))
+        );
     }
 }

@@ -132,7 +132,11 @@ fn tags(rows: &[&Arc<Row>], params: &Params) -> String {
     let chip = |(tag, count): &(&str, usize)| {
         let (next, current) = if wanted == Some(*tag) { ("", " aria-current=\"true\"") } else { (*tag, "") };
         let address = filter_address(params, "tag", next);
-        format!("<a class=\"topic\" href=\"./{address}\"{current}>{} <b>{}</b></a>", escape(tag), grouped(*count as u64))
+        format!(
+            "<a class=\"topic\" href=\"./{address}\"{current}>{} <b>{}</b></a>",
+            escape(tag),
+            grouped(*count as u64)
+        )
     };
     let chips: String = counts.iter().take(TAGS).map(chip).collect();
     if chips.is_empty() { chips } else { format!("<nav class=\"chips\" aria-label=\"Filter by tag\">{chips}</nav>") }
@@ -196,9 +200,8 @@ fn table_row(row: &Row) -> String {
         "" => String::new(),
         remark => format!("<p class=\"remark\">{}</p>", escape(remark)),
     };
-    let topic = |tag: &String| {
-        format!("<a class=\"topic\" href=\"./?tag={}\">{}</a> ", escape(&encode(tag)), escape(tag))
-    };
+    let topic =
+        |tag: &String| format!("<a class=\"topic\" href=\"./?tag={}\">{}</a> ", escape(&encode(tag)), escape(tag));
     let tags: String = row.notes.tags.iter().map(topic).collect();
     let note = escape(&bounded(row.notes.first_line(), NOTE));
     let notes = if row.notes.is_empty() { String::new() } else { format!("<p class=\"noted\">{tags}{note}</p>") };
@@ -308,10 +311,16 @@ mod tests {
         assert_eq!(keys("sort=metric"), ["a", "b", "c"]);
         assert_eq!(keys("sort=name"), ["a", "b", "c"]);
         assert_eq!(keys("q=nothing"), [""; 0]);
-        assert_eq!((keys("tag=a"), keys("tag=shared&status=failed"), keys("tag=A")), (vec!["a".to_owned()], vec!["b".to_owned()], vec![]));
+        assert_eq!(
+            (keys("tag=a"), keys("tag=shared&status=failed"), keys("tag=A")),
+            (vec!["a".to_owned()], vec!["b".to_owned()], vec![])
+        );
         assert_eq!((keys("q=note+of+c"), keys("q=shared").len()), (vec!["c".to_owned()], 3));
         let html = counts(&all, &Params::read("tag=a&page=2&q=x"));
-        assert!(html.contains("?q=x\" aria-current=\"true\">a <b>1</b>") && html.contains(">shared <b>3</b>"), "{html}");
+        assert!(
+            html.contains("?q=x\" aria-current=\"true\">a <b>1</b>") && html.contains(">shared <b>3</b>"),
+            "{html}"
+        );
     }
 
     #[test]

@@ -113,9 +113,17 @@
   document.addEventListener('input', event => {
     const form = event.target.closest('form[data-auto]');
     if (!form) return choose();
+    pair(event.target);
     clearTimeout(typing);
     typing = setTimeout(() => show(form), 150);
   });
+  // A slider and the number that it stands for.
+  function pair(input) {
+    const elements = [...input.form.elements], { sets } = input.dataset;
+    const slider = elements.find(one => one.dataset.sets && one.dataset.sets === input.name);
+    if (sets) elements.find(one => one.name === sets).value = input.value;
+    if (slider) slider.value = input.value || 0;
+  }
   document.addEventListener('submit', event => {
     const form = event.target;
     if (form.matches('form[data-auto]')) {
@@ -178,6 +186,8 @@
     return `${value.toFixed(unit && 1)} ${units[unit]}`;
   }
 
+  const both = (svg, { value, smooth }) => shown(svg, value) + (smooth === undefined ? '' : ` (smoothed ${shown(svg, smooth)})`);
+
   function line(svg, scale, x) {
     let mark = svg.querySelector('.pointer');
     if (!mark) {
@@ -191,7 +201,8 @@
   function valuesAt(svg, step) {
     const found = all('g.curve[data-steps]', svg).map(curve => {
       const steps = numbers(curve, 'steps'), at = nearest(steps, step);
-      return { name: curve.dataset.name, step: steps[at], value: numbers(curve, 'values')[at], style: curve.classList[1] };
+      const smooth = curve.dataset.smooth ? numbers(curve, 'smooth')[at] : undefined;
+      return { name: curve.dataset.name, step: steps[at], value: numbers(curve, 'values')[at], smooth, style: curve.classList[1] };
     });
     return found.filter(one => one.step !== undefined && !Number.isNaN(one.step));
   }
@@ -203,13 +214,13 @@
     svg.pointed = near.step;
     line(svg, scale, place(scale, near.step));
     tip.replaceChildren(...[[`step ${near.step}`, ''], ...found.map(one =>
-      [`${found.length > 1 ? `${one.name}${one.step === near.step ? '' : ` (${one.step})`}: ` : ''}${shown(svg, one.value)}`, one.style])
+      [`${found.length > 1 ? `${one.name}${one.step === near.step ? '' : ` (${one.step})`}: ` : ''}${both(svg, one)}`, one.style])
     ].map(([text, style]) => Object.assign(document.createElement('div'), { textContent: text, className: style })));
     tip.hidden = false;
     const width = tip.offsetWidth;
     tip.style.left = `${Math.max(4, Math.min(clientX + 14, innerWidth - width - 8)) + scrollX}px`;
     tip.style.top = `${clientY + 16 + scrollY}px`;
-    return [`step ${near.step}`, ...found.map(one => `${one.name} ${shown(svg, one.value)}`)].join(', ');
+    return [`step ${near.step}`, ...found.map(one => `${one.name} ${both(svg, one)}`)].join(', ');
   }
 
   function leave(svg) {

@@ -18,7 +18,7 @@ mod study;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use curve::{RUNNING_MEAN_NOTE, View, style};
+use curve::{View, style};
 use markup::{escape, table};
 use pipe_spec::Variables;
 use run::{attempts_table, missing, results};
@@ -98,12 +98,14 @@ pub fn body(runs: &[Record], view: &View) -> String {
     html.push_str(&legend(runs));
     let of_commands = figures::of_commands(runs);
     let charts = figures::of_all(runs);
-    let charts: String =
-        charts.iter().chain(of_commands.iter().map(|(chart, _)| chart)).map(|chart| chart.draw(view)).collect();
+    let charts: Vec<&curve::Chart> = charts.iter().chain(of_commands.iter().map(|(chart, _)| chart)).collect();
+    let is_smoothed = charts.iter().any(|chart| chart.is_smoothed(view));
+    let smoothing = if is_smoothed { format!(" &middot; {}", view.smoothing_note()) } else { String::new() };
+    let charts: String = charts.iter().map(|chart| chart.draw(view)).collect();
     writeln!(
         html,
         "<section id=\"curves\"><h2>Curves</h2><p class=\"note\">Circles: eval &middot; dotted, in the colour of a run that \
-         was retried: start of its attempts, with their numbers &middot; {RUNNING_MEAN_NOTE}</p>\
+         was retried: start of its attempts, with their numbers{smoothing}</p>\
          <div class=\"figures\">{charts}</div></section>"
     )
     .ok();

@@ -8,8 +8,8 @@ use serde_json::Value;
 
 use super::StudyPage;
 use super::ranking::{Outcome, Ranking, attribute, flag, same_as, seconds, text_attribute};
-use crate::report::html::run;
 use crate::report::html::markup::{better, end_of, escape, number, prose, setting, table, title};
+use crate::report::html::run;
 use crate::report::{bounded, duration};
 
 /// Trials of a Pareto front that the heading shows.
