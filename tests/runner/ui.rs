@@ -15,6 +15,7 @@ pub fn tests(suite: &mut Suite) {
     suite.test("ui::plain_text_stays_on_this_machine", Needs::Nothing, plain_text);
     suite.test("ui::a_hostile_folder_harms_its_own_row", Needs::Nothing, hostile);
     suite.test("ui::a_note_and_tags", Needs::Nothing, notes);
+    suite.test("ui::the_machine", Needs::Nothing, machine);
     suite.test("ui::read_only_does_nothing", Needs::Nothing, read_only);
     suite.test("ui::a_study_and_its_trials", Needs::Nothing, study);
     suite.test("ui::a_run_is_started_once", Needs::Nothing, started);
@@ -275,6 +276,48 @@ fn notes() {
     assert!(before == ["run.json", "lock.json", "resolved.yaml", "events.jsonl"].map(record));
 }
 
+/// The cards with who uses them, the queue, and what fits; also where there is nothing of that.
+fn machine() {
+    let folder = job::on_card("card free", "train: {batch: 8}\n", "16384 4096 120\n1 12288\n\n16384 16384");
+    let server = Server::start(&folder, &["--read-only"]);
+    let empty = server.page("machine").body;
+    for text in ["Card 0:", "12.0 GiB of 16.0 GiB in use", "(1, 12.0 GiB)", "capability 12.0", "lists no process"] {
+        assert!(empty.contains(text), "no {text:?} in\n{empty}");
+    }
+    assert!(empty.contains("No run holds a card") && empty.contains("Nothing is known yet"), "{empty}");
+
+    folder.pipe(&["run", "job.yaml", "--engine", "process", "--set", "container.gpus=1"]).exits(0);
+    let id = folder.run_folder().file_name().unwrap().to_string_lossy().into_owned();
+    let queue = folder.path().join("queue");
+    let hold = |number: u32, text: &str| {
+        let path = queue.join(format!("gpu-0-{number:08}"));
+        fs::write(&path, text).unwrap();
+        let file = fs::File::open(path).unwrap();
+        file.lock().unwrap();
+        file
+    };
+    let _held = [hold(1, &id), hold(2, "waiting-one"), hold(3, "<img src=x>")];
+    let page = server.page("machine").body;
+    let link = format!("<a href=\"run/{}\">{id}</a>", id.replace('-', "%2D"));
+    for text in [
+        format!("<li>{link}: has the card</li><li>waiting-one: waits for {link}</li>"),
+        format!("<li>(without a name): waits for {link} and 1 more</li>"),
+        "batch 8 fits".to_owned(),
+    ] {
+        assert!(page.contains(&text), "no {text:?} in\n{page}");
+    }
+    // A script asks for the parts that change by themselves.
+    let cookie = format!("Cookie: {}", server.cookie);
+    let parts = server.get(&format!("{}machine", server.base), &[&cookie, "X-Pipe-Parts: cards,queue"]).body;
+    assert!(parts.starts_with("<div id=\"part-cards\"") && !parts.contains("What fits"), "{parts}");
+
+    let folder = job::folder("fit 5", "");
+    let page = Server::start(&folder, &[]).page("machine").body;
+    let has_card = fs::exists("/dev/nvidiactl").unwrap_or(false);
+    assert!(has_card || page.contains("no NVIDIA card"), "{page}");
+    assert!(page.contains("<dt>processors</dt>") && page.contains("<dt>memory</dt>"), "{page}");
+}
+
 fn read_only() {
     let folder = job::folder("fit 5", "");
     folder.pipe(&["run", "job.yaml", "--engine", "process"]).exits(0);
@@ -491,7 +534,13 @@ fn in_a_browser() {
     browser.send("Input.insertText", serde_json::json!({ "text": "slow" }));
     browser.wait_for("document.querySelectorAll('tr[id]').length === 1 && location.search === '?q=slow'");
     browser.look(390, 800, "dark");
-    for path in [String::new(), format!("run/{id}"), format!("compare?run={id}&run={slow}"), "start".to_owned()] {
+    for path in [
+        String::new(),
+        format!("run/{id}"),
+        format!("compare?run={id}&run={slow}"),
+        "start".to_owned(),
+        "machine".to_owned(),
+    ] {
         browser.open(&format!("http://{}{}{path}", server.host, server.base));
         assert_eq!(browser.eval("document.documentElement.scrollWidth"), 390, "{path}");
     }

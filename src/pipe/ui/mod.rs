@@ -8,6 +8,7 @@ mod compare;
 mod door;
 mod index;
 mod log;
+mod machine;
 mod notes;
 mod opened;
 mod page;
@@ -158,6 +159,7 @@ fn routes(ui: Arc<Ui>, door: Arc<Door>) -> Router {
         .route(&at(""), get(runs))
         .route(&at("run/{key}"), get(run))
         .route(&at("compare"), get(compare))
+        .route(&at("machine"), get(machine))
         .route(&at("start"), get(start_form).post(start))
         .route(&at("act"), get(ask).post(act))
         .route(&at("note"), post(note))
@@ -248,6 +250,11 @@ async fn run(
 async fn compare(State(ui): Shared, RawQuery(query): RawQuery, headers: HeaderMap) -> Response {
     let (params, parts) = (params_of(query), parts_of(&headers));
     ui.page(move |ui| compare::page(ui, &params, parts)).await
+}
+
+async fn machine(State(ui): Shared, headers: HeaderMap) -> Response {
+    let parts = parts_of(&headers);
+    ui.page(move |ui| Ok(machine::page(ui, parts))).await
 }
 
 async fn start_form(State(ui): Shared, headers: HeaderMap) -> Response {

@@ -93,6 +93,10 @@
     source.onerror = () => say('not connected', 'off');
   }
 
+  // What no file tells, such as the memory of cards, is asked for while somebody looks.
+  const often = document.querySelector('[data-every]');
+  if (often) setInterval(() => { if (!document.hidden) refresh(often.dataset.parts); }, 1000 * often.dataset.every);
+
   // A browser has few connections to a server; a page that nobody sees holds none.
   document.addEventListener('visibilitychange', () => {
     if (!document.hidden) return listen();
