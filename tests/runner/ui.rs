@@ -16,6 +16,7 @@ pub fn tests(suite: &mut Suite) {
     suite.test("ui::a_hostile_folder_harms_its_own_row", Needs::Nothing, hostile);
     suite.test("ui::a_note_and_tags", Needs::Nothing, notes);
     suite.test("ui::the_machine", Needs::Nothing, machine);
+    suite.test("ui::a_model_is_tried", Needs::Nothing, tried);
     suite.test("ui::read_only_does_nothing", Needs::Nothing, read_only);
     suite.test("ui::a_study_and_its_trials", Needs::Nothing, study);
     suite.test("ui::a_run_is_started_once", Needs::Nothing, started);
@@ -316,6 +317,60 @@ fn machine() {
     let has_card = fs::exists("/dev/nvidiactl").unwrap_or(false);
     assert!(has_card || page.contains("no NVIDIA card"), "{page}");
     assert!(page.contains("<dt>processors</dt>") && page.contains("<dt>memory</dt>"), "{page}");
+}
+
+/// One prediction at a time, by `pipe predict`, which can be cancelled; nothing stays.
+fn tried() {
+    let folder = job::folder("learn", "evaluate: {every: 1}\nsave: {best: eval.loss}\n");
+    let temporary = folder.path().join("temporary");
+    fs::create_dir(&temporary).unwrap();
+    let folder = folder.env("TMPDIR", temporary.display());
+    folder.pipe(&["run", "job.yaml", "--engine", "process", "--set", "data.eval=train.jsonl"]).exits(0);
+    let id = folder.run_folder().file_name().unwrap().to_string_lossy().into_owned();
+    let server = Server::start(&folder, &[]);
+    let run = server.page(&format!("run/{id}")).body;
+    let path = format!("predict?run={}", id.replace('-', "%2D"));
+    assert!(run.contains(&format!("href=\"{path}\"")), "{run}");
+    let form = server.page(&path).body;
+    assert!(form.contains("source <textarea name=\"f0\"") && !form.contains("target"), "{form}");
+    let ask = |source: &str, headers: &[&str]| {
+        let field = |name: &str, value: &str| {
+            format!("--x\r\nContent-Disposition: form-data; name=\"{name}\"\r\n\r\n{value}\r\n")
+        };
+        let body = [field("run", &id), field("form", "1"), field("f0", source), "--x--\r\n".to_owned()].concat();
+        server.post("predict", &body, &[headers, &["Content-Type: multipart/form-data; boundary=x"]].concat())
+    };
+    let origin = format!("Origin: http://{}", server.host);
+    assert_eq!(ask("x", &[]).status, 403);
+    let first = ask("<i>soup</i>", &[&origin]);
+    assert!(first.status == 303 && first.head.contains("prediction/1"), "{}\n{}", first.head, first.body);
+    assert!(ask("<i>soup</i>", &[&origin]).head.contains("prediction/1"));
+    folder.wait_until("the answer", || server.page("prediction/1").body.contains("<h2>Answer</h2>"));
+    let page = server.page("prediction/1").body;
+    for text in [
+        "<p class=\"said\">&lt;I&gt;SOUP&lt;/I&gt;</p>",
+        "pipe predict --data rows.jsonl",
+        "&lt;i&gt;soup&lt;/i&gt;</textarea>",
+    ] {
+        assert!(page.contains(text), "no {text:?} in\n{page}");
+    }
+    assert!(ask("bad", &[&origin]).head.contains("prediction/2"));
+    folder.wait_until("the error", || server.page("prediction/2").body.contains("No answer"));
+    let page = server.page("prediction/2").body;
+    assert!(page.contains("rows.jsonl line 1: &lt;b&gt;no such dish") && !page.contains("temporary"), "{page}");
+    assert!(ask("sleep", &[&origin]).head.contains("prediction/3"));
+    let busy = ask("soup", &[&origin]);
+    assert!(busy.status == 409 && busy.body.contains("Another prediction"), "{}", busy.body);
+    let cancelled = server.post("cancel", "number=3", &[&origin]);
+    assert!(cancelled.status == 303 && cancelled.head.contains("prediction/3"), "{}", cancelled.head);
+    folder.wait_until("the end", || server.page("prediction/3").body.contains("It was cancelled."));
+    assert_eq!(fs::read_dir(&temporary).unwrap().map(|entry| entry.unwrap().file_name()).collect::<Vec<_>>(), [""; 0]);
+    let wrong = server.post("predict", "a=b", &[&origin]);
+    assert!(wrong.status == 409 && wrong.body.contains("not complete"), "{}", wrong.body);
+    assert_eq!(ask("", &[&origin]).status, 409);
+    let closed = Server::start(&folder, &["--read-only"]);
+    assert!(!closed.page(&format!("run/{id}")).body.contains("predict?run"));
+    assert_eq!(closed.page(&path).status, 404);
 }
 
 fn read_only() {

@@ -251,16 +251,18 @@ pub async fn pipe(ui: &Ui, arguments: &[String], is_bound: bool) -> std::io::Res
     let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
     let (stdout, stderr) = tokio::join!(read(stdout), read(stderr));
     let status = child.wait().await?;
-    Ok((status.success(), [stdout, stderr].concat()))
+    let [stdout, stderr] = [stdout, stderr].map(|bytes| visible(&String::from_utf8_lossy(&bytes)).into_owned());
+    Ok((status.success(), stdout + &stderr))
 }
 
-async fn read(from: Option<impl tokio::io::AsyncRead + Unpin>) -> String {
-    let Some(mut from) = from else { return String::new() };
+/// The beginning of what a command prints.
+pub async fn read(from: Option<impl tokio::io::AsyncRead + Unpin>) -> Vec<u8> {
+    let Some(mut from) = from else { return Vec::new() };
     let mut bytes = Vec::new();
     (&mut from).take(MAX_OUTPUT).read_to_end(&mut bytes).await.ok();
     // The rest is read too, so that nothing waits for a reader.
     tokio::io::copy(&mut from, &mut tokio::io::sink()).await.ok();
-    visible(&String::from_utf8_lossy(&bytes)).into_owned()
+    bytes
 }
 
 /// The page of an act: what it did, or that it lasts.

@@ -12,6 +12,8 @@ mod machine;
 mod notes;
 mod opened;
 mod page;
+mod predict_page;
+mod predictions;
 mod progress;
 mod request;
 mod run_page;
@@ -42,7 +44,7 @@ use self::door::{Door, html};
 use self::index::{Index, Row};
 use self::opened::OpenedRuns;
 use self::page::{NotFound, Parts};
-use self::request::Params;
+use self::request::{Params, Upload};
 use crate::error::Error;
 use crate::report::{print, say};
 use crate::system::interrupt::Interrupts;
@@ -84,6 +86,7 @@ pub struct Ui {
     changes: Changes,
     opened: OpenedRuns,
     acts: acts::Acts,
+    predictions: predictions::Predictions,
     readers: Semaphore,
     listeners: Arc<Semaphore>,
 }
@@ -106,6 +109,7 @@ pub async fn serve(options: UiOptions) -> Result<(), Error> {
         variables: options.variables,
         opened: OpenedRuns::default(),
         acts: acts::Acts::default(),
+        predictions: predictions::Predictions::default(),
         readers: Semaphore::new(READERS),
         listeners: Arc::new(Semaphore::new(LISTENERS)),
     });
@@ -163,6 +167,9 @@ fn routes(ui: Arc<Ui>, door: Arc<Door>) -> Router {
         .route(&at("start"), get(start_form).post(start))
         .route(&at("act"), get(ask).post(act))
         .route(&at("note"), post(note))
+        .route(&at("predict"), get(predict_form).post(predict).layer(DefaultBodyLimit::max(predict_page::MAX_BODY)))
+        .route(&at("prediction/{number}"), get(prediction))
+        .route(&at("cancel"), post(cancel))
         .route(&at("done/{number}"), get(done))
         .route(&at("events"), get(events))
         .route(&at("style.css"), get(style))
@@ -292,9 +299,43 @@ async fn note(State(ui): Shared, form: Bytes) -> Response {
     }
 }
 
+async fn predict_form(State(ui): Shared, RawQuery(query): RawQuery, headers: HeaderMap) -> Response {
+    let (params, parts) = (params_of(query), parts_of(&headers));
+    ui.page(move |ui| predict_page::form(ui, params.get("run").unwrap_or_default(), parts)).await
+}
+
+async fn predict(State(ui): Shared, headers: HeaderMap, body: Bytes) -> Response {
+    let kind = headers.get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default().to_owned();
+    let own = ui.clone();
+    let begun = tokio::task::spawn_blocking(move || {
+        let sent = Upload::read(&kind, body.into()).ok_or("The form is not complete.")?;
+        predict_page::begin(&own, &sent)
+    });
+    match begun.await.unwrap_or_else(|_| Err("The model of this run cannot be read.".to_owned())) {
+        Ok(number) => redirect(&ui, &format!("prediction/{number}")),
+        Err(why) => html(StatusCode::CONFLICT, page::problem(&ui, "No prediction", &why)),
+    }
+}
+
+async fn prediction(State(ui): Shared, PathOf(number): PathOf<u64>, headers: HeaderMap) -> Response {
+    let parts = parts_of(&headers);
+    ui.page(move |ui| predict_page::answer_page(ui, number, parts)).await
+}
+
+async fn cancel(State(ui): Shared, form: Bytes) -> Response {
+    let params = Params::read(&String::from_utf8_lossy(&form));
+    let number = params.number("number").unwrap_or_default() as u64;
+    ui.predictions.cancel(number);
+    redirect(&ui, &format!("prediction/{number}"))
+}
+
 fn see_other(ui: &Ui, number: u64) -> Response {
+    redirect(ui, &format!("done/{number}"))
+}
+
+fn redirect(ui: &Ui, path: &str) -> Response {
     let mut response = StatusCode::SEE_OTHER.into_response();
-    if let Ok(place) = HeaderValue::from_str(&format!("{}done/{number}", ui.base)) {
+    if let Ok(place) = HeaderValue::from_str(&format!("{}{path}", ui.base)) {
         response.headers_mut().insert(LOCATION, place);
     }
     response

@@ -141,6 +141,17 @@
     }
   });
 
+  // A picture that was chosen or dropped is shown before it is sent.
+  document.addEventListener('change', event => {
+    const input = event.target.closest('[data-preview]'), file = input?.files[0];
+    input?.parentElement.querySelector('img')?.remove();
+    if (!file) return;
+    const reader = new FileReader(), image = document.createElement('img');
+    image.alt = file.name;
+    reader.onload = () => { image.src = reader.result; input.after(image); };
+    reader.readAsDataURL(file);
+  });
+
   function choose() {
     const button = document.querySelector('#compare button');
     if (!button) return;
