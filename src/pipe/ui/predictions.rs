@@ -6,6 +6,7 @@ use std::process::Stdio;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use pipe_spec::pipeline::CommandLine;
 use tempfile::TempDir;
 use tokio::sync::Notify;
 
@@ -108,17 +109,18 @@ pub fn start(ui: &Arc<Ui>, run: &Path, files: Files, mut new: Prediction) -> Res
         let words = ["predict", "--data", data].into_iter().chain(options.iter().copied()).chain(["--"]);
         words.map(str::to_owned).chain([run.display().to_string()]).collect()
     };
-    let shown: Vec<String> =
-        words(files.data).iter().map(|word| pipe_spec::pipeline::CommandLine::quoted(word)).collect();
+    let shown: Vec<String> = words(files.data).iter().map(|word| CommandLine::quoted(word)).collect();
+    let arguments = words(&files.folder.path().join(files.data).display().to_string());
     new.command = format!("pipe {}", shown.join(" "));
     let cancel = new.cancel.clone();
     let (number, is_new) = ui.predictions.add(new)?;
     if is_new {
         let ui = ui.clone();
         tokio::spawn(async move {
-            let arguments = words(&files.folder.path().join(files.data).display().to_string());
             let end = predict(&ui, &arguments, &cancel).await.unwrap_or_else(|error| End::Failed(error.to_string()));
-            ui.predictions.end(number, without_folder(end, files.folder.path()));
+            let end = without_folder(end, files.folder.path());
+            drop(files);
+            ui.predictions.end(number, end);
             let news = [(format!("prediction {number}"), What::Run)].into();
             ui.changes.news.send(Arc::new(news)).ok();
         });
