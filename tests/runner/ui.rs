@@ -21,6 +21,7 @@ pub fn tests(suite: &mut Suite) {
     suite.test("ui::a_study_and_its_trials", Needs::Nothing, study);
     suite.test("ui::a_run_is_started_once", Needs::Nothing, started);
     suite.test("ui::many_runs", Needs::Nothing, many_runs);
+    suite.test("ui::trials_are_selected", Needs::Chromium, selected);
     suite.test("ui::in_a_browser", Needs::Chromium, in_a_browser);
 }
 
@@ -393,7 +394,8 @@ fn read_only() {
     assert!(folder.run_folder().is_dir());
 }
 
-fn study() {
+/// A study of these values of `x`, and a server that shows it.
+fn search(space: &str, budget: &str) -> (Folder, Server) {
     let folder = job::folder("fit 5", "");
     let program = job::program().display();
     folder.write(
@@ -405,11 +407,18 @@ fn study() {
     );
     folder.write(
         "study.yaml",
-        "version: 1\ntune: search\npipeline: score.yaml\nobjective: {metric: score, direction: minimize}\n\
-         space:\n  vars.x: {low: -2.0, high: 1.8}\nbudget: {trials: 2}\nsampler: random\n",
+        format!(
+            "version: 1\ntune: search\npipeline: score.yaml\nobjective: {{metric: score, direction: minimize}}\n\
+             space:\n  vars.x: {space}\n{budget}\n"
+        ),
     );
     folder.pipe(&["tune", "run", "study.yaml"]).exits(0);
     let server = Server::start(&folder, &[]);
+    (folder, server)
+}
+
+fn study() {
+    let (_folder, server) = search("{low: -2.0, high: 1.8}", "budget: {trials: 2}\nsampler: random");
     let list = server.page("").body;
     assert!(list.contains("2 of 2 trials") && list.matches("<tr id=").count() == 1, "{list}");
     let trials = server.page("?parts=1").body;
@@ -419,6 +428,45 @@ fn study() {
     for text in ["id=\"parallel\"", "Parameter importance", "href=\"run/search%2D"] {
         assert!(page.contains(text), "no {text:?} in\n{page}");
     }
+}
+
+/// Trials are selected along an axis, by the pointer and by the keyboard.
+fn selected() {
+    let (folder, server) = search("[-1, 0, 1, 1.8]", "sampler: grid");
+    let list = server.page("").body;
+    let id = list.split("<tr id=\"row-").nth(1).and_then(|row| row.split('"').next()).unwrap();
+    let mut browser = Browser::start(folder.path());
+    browser.look(390, 800, "light");
+    browser.open(&server.address);
+    browser.wait_for("document.querySelector('#live').textContent === 'live'");
+    browser.open(&format!("http://{}{}run/{id}", server.host, server.base));
+    let faded = "document.querySelectorAll('#parallel .faded').length";
+    let says = "document.querySelector('#parallel .selected').textContent";
+    assert_eq!(browser.eval(faded), 0);
+    let [x, y] = browser.middle("#parallel .handle");
+    let height =
+        browser.eval("document.querySelector('#parallel .handle').getBoundingClientRect().height").as_f64().unwrap();
+    browser.mouse("mousePressed", x, y - 0.45 * height);
+    browser.mouse("mouseMoved", x, y - 0.1 * height);
+    browser.mouse("mouseReleased", x, y - 0.1 * height);
+    browser.wait_for(&format!("{faded} === 2 && {says} === '2 of 4 trials selected.'"));
+    let of_choices =
+        "[...document.querySelectorAll('#parallel select')].map(one => one.selectedOptions[0].text).join()";
+    assert_eq!(browser.eval(of_choices), "1,1.8");
+    browser.click("#parallel .handle");
+    browser.wait_for(&format!("{faded} === 0 && {says} === ''"));
+    assert_eq!(browser.eval(of_choices), "from,to");
+
+    browser.click("#parallel summary");
+    browser.eval("document.querySelector('#parallel select').focus()");
+    browser.press("End");
+    browser.wait_for(&format!("{says} === '1 of 4 trials selected.'"));
+    browser.click("#parallel .unselect");
+    browser.eval("document.querySelector('#parallel [name=\"to-score\"]').focus()");
+    browser.send("Input.insertText", serde_json::json!({ "text": "1" }));
+    browser.wait_for(&format!("{says} === '2 of 4 trials selected.'"));
+    assert_eq!(browser.eval("document.documentElement.scrollWidth"), 390);
+    assert_eq!(browser.complaints, Vec::<String>::new());
 }
 
 /// The check and the plan come first, and a form that is sent twice starts one run.

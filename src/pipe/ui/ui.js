@@ -3,7 +3,7 @@
 (() => {
   const root = document.documentElement, live = document.getElementById('live'), query = document.body.dataset.events;
   const seen = {};
-  let source = null, busy = false, waiting = new Set(), drag = null;
+  let source = null, busy = false, waiting = new Set(), drag = null, brushing = null;
   root.classList.add('scripted');
 
   const say = (text, state) => { live.textContent = text; live.dataset.state = state; };
@@ -42,7 +42,7 @@
 
   function put(part) {
     const old = document.getElementById(part.id), html = part.innerHTML;
-    if (!old || seen[part.id] === html || (drag && old.contains(drag.svg))) return;
+    if (!old || seen[part.id] === html || [drag, brushing].some(one => one && old.contains(one.svg))) return;
     seen[part.id] = html;
     const [before, after] = [old, part].map(one => one.querySelector('[data-keyed]'));
     const ids = body => body && [...body.children].map(row => row.id).join('\n');
@@ -58,8 +58,9 @@
     }
     const restore = keep(old);
     old.replaceChildren(...[...part.childNodes].map(node => document.importNode(node, true)));
-    restore(old);
     prepare(old);
+    restore(old);
+    choose();
   }
 
   async function refresh(names) {
@@ -316,7 +317,119 @@
     event.preventDefault();
   });
 
+  // Parallel coordinates: a stretch of an axis selects the trials that cross it there; the other lines fade.
+  const brushes = {};
+  const axes = svg => all('.handle', svg).map((handle, index) => {
+    const [top, height] = ['y', 'height'].map(name => Number(handle.getAttribute(name)));
+    const { name, scale } = handle.dataset, [low, high] = [Number(handle.dataset.low), Number(handle.dataset.high)];
+    const choices = scale === 'choices' ? JSON.parse(handle.dataset.choices) : null;
+    const value = share => scale === 'log' ? low * (high / low) ** share : low + share * (high - low);
+    const share = number => scale === 'log' ? Math.log(number / low) / Math.log(high / low) : (number - low) / (high - low);
+    return { index, handle, name, choices, value, share, top, height, shareAt: y => (top + height - y) / height };
+  });
+
+  function brush(svg, axis, range) {
+    if (axis.choices && range) {
+      const count = axis.choices.length, [first, last] = range;
+      range = [Math.floor(first * count + 1e-6) / count, Math.ceil(last * count - 1e-6) / count];
+    }
+    if (range) brushes[axis.name] = range; else delete brushes[axis.name];
+    showBrushes(svg);
+  }
+
+  function showBrushes(svg) {
+    all('.brushed', svg).forEach(mark => mark.remove());
+    const chosen = axes(svg).filter(axis => brushes[axis.name]), near = 0.002;
+    for (const { handle, name, top, height } of chosen) {
+      const [first, last] = brushes[name], mark = handle.cloneNode();
+      for (const key of Object.keys(mark.dataset)) delete mark.dataset[key];
+      mark.setAttribute('class', 'brushed');
+      mark.setAttribute('y', top + (1 - last) * height);
+      mark.setAttribute('height', Math.max(1, (last - first) * height));
+      handle.before(mark);
+    }
+    const lines = all('.line polyline', svg);
+    const isChosen = line => {
+      const points = line.getAttribute('points').split(' ');
+      return chosen.every(({ index, name, shareAt }) => {
+        const share = shareAt(Number(points[index].split(',')[1]));
+        return share >= brushes[name][0] - near && share <= brushes[name][1] + near;
+      });
+    };
+    lines.forEach(line => line.classList.toggle('faded', !isChosen(line)));
+    const figure = svg.closest('figure'), count = lines.filter(line => !line.classList.contains('faded')).length;
+    figure.querySelector('.selected').textContent = chosen.length ? `${count} of ${lines.length} trials selected.` : '';
+    figure.querySelector('.unselect').hidden = chosen.length === 0;
+    for (const axis of axes(svg)) {
+      const range = brushes[axis.name], inputs = all('.ranges fieldset', figure)[axis.index].elements;
+      [...inputs].forEach((input, end) => {
+        if (input === document.activeElement && input.value !== '') return;
+        if (!range) input.value = '';
+        else if (axis.choices) input.value = Math.round(range[end] * axis.choices.length) - end;
+        else input.value = Number(axis.value(range[end]).toPrecision(4));
+      });
+    }
+  }
+
+  // The same by the keyboard: the first and the last value of each axis.
+  function ranges(svg) {
+    const make = (name, more, ...children) => {
+      const element = Object.assign(document.createElement(name), more);
+      element.append(...children);
+      return element;
+    };
+    const input = (axis, end) => {
+      const word = ['from', 'to'][end], named = { name: `${word}-${axis.name}`, ariaLabel: `${axis.name} ${word}` };
+      if (!axis.choices) return make('input', { type: 'number', step: 'any', placeholder: word, ...named });
+      const options = axis.choices.map((choice, at) => make('option', { value: at }, choice));
+      return make('select', named, make('option', { value: '' }, word), ...options);
+    };
+    const fields = axes(svg).map(axis => {
+      const inputs = [input(axis, 0), input(axis, 1)], set = make('fieldset', {}, make('legend', {}, axis.name), ...inputs);
+      set.addEventListener('input', () => {
+        const [first, last] = inputs.map(one => one.value);
+        const share = (text, end) => {
+          if (text === '') return end;
+          return axis.choices ? (Number(text) + end) / axis.choices.length : axis.share(Number(text));
+        };
+        const range = [share(first, 0), share(last, 1)].map(one => Math.min(1, Math.max(0, one)));
+        brush(svg, axis, first === '' && last === '' ? null : [Math.min(...range), Math.max(...range)]);
+      });
+      return set;
+    });
+    const clear = make('button', { type: 'button', className: 'unselect', hidden: true }, 'Select all');
+    clear.addEventListener('click', () => {
+      Object.keys(brushes).forEach(name => delete brushes[name]);
+      showBrushes(svg);
+    });
+    const about = make('p', { className: 'note' }, 'Drag along an axis to select trials; a click there selects all again. ',
+      make('span', { className: 'selected', role: 'status' }), ' ', clear);
+    const box = make('details', {}, make('summary', {}, 'Select by values'), make('div', { className: 'ranges' }, ...fields));
+    svg.closest('figure').append(about, box);
+    showBrushes(svg);
+  }
+
+  const heightAt = (svg, event) => new DOMPoint(event.clientX, event.clientY).matrixTransform(svg.getScreenCTM().inverse()).y;
+  document.addEventListener('pointerdown', event => {
+    const handle = event.button === 0 && event.target.closest?.('.handle');
+    if (!handle) return;
+    const svg = handle.ownerSVGElement, axis = axes(svg).find(one => one.handle === handle);
+    brushing = { svg, axis, y: event.clientY, share: axis.shareAt(heightAt(svg, event)) };
+    event.preventDefault();
+  });
+  document.addEventListener('pointermove', event => {
+    if (!brushing || Math.abs(event.clientY - brushing.y) < 4) return;
+    const { svg, axis, share } = brushing, ends = [share, axis.shareAt(heightAt(svg, event))];
+    brush(svg, axis, [Math.max(0, Math.min(...ends)), Math.min(1, Math.max(...ends))]);
+  });
+  document.addEventListener('pointerup', event => {
+    if (brushing && Math.abs(event.clientY - brushing.y) < 4) brush(brushing.svg, brushing.axis, null);
+    brushing = null;
+  });
+  document.addEventListener('pointercancel', () => { brushing = null; });
+
   function prepare(from) {
+    all('#figure-parallel svg', from).forEach(ranges);
     for (const figure of all('figure', from)) if (figure.querySelector('.scale')) figure.tabIndex = 0;
     choose();
   }
