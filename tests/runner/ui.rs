@@ -17,6 +17,7 @@ pub fn tests(suite: &mut Suite) {
     suite.test("ui::a_note_and_tags", Needs::Nothing, notes);
     suite.test("ui::the_machine", Needs::Nothing, machine);
     suite.test("ui::a_model_is_tried", Needs::Nothing, tried);
+    suite.test("ui::another_folder", Needs::Nothing, another_folder);
     suite.test("ui::read_only_does_nothing", Needs::Nothing, read_only);
     suite.test("ui::a_study_and_its_trials", Needs::Nothing, study);
     suite.test("ui::a_run_is_started_once", Needs::Nothing, started);
@@ -372,6 +373,39 @@ fn tried() {
     let closed = Server::start(&folder, &["--read-only"]);
     assert!(!closed.page(&format!("run/{id}")).body.contains("predict?run"));
     assert_eq!(closed.page(&path).status, 404);
+}
+
+/// Runs of another folder are listed under its name, and acts are carried out there.
+fn another_folder() {
+    let folder = job::folder("fit 5", "");
+    folder.pipe(&["run", "job.yaml", "--engine", "process"]).exits(0);
+    let run = folder.run_folder();
+    let id = run.file_name().unwrap().to_string_lossy().into_owned();
+    let shared = folder.path().join("shared");
+    fs::create_dir(&shared).unwrap();
+    assert!(Command::new("cp").arg("-a").args([&run, &shared]).status().unwrap().success());
+    folder.pipe(&["ui", "--listen", "127.0.0.1:0", "nowhere"]).exits(1).says("nowhere");
+    let server = Server::start(&folder, &["shared"]);
+    let list = server.page("").body;
+    let address = format!("run/shared%2F{}", id.replace('-', "%2D"));
+    for text in
+        [format!("row-{id}\""), format!("row-shared/{id}\""), address.clone(), "href=\"./?q=shared%2F\"".to_owned()]
+    {
+        assert!(list.contains(&text), "no {text:?} in\n{list}");
+    }
+    assert_eq!(server.page("?q=shared/").body.matches("<tr id=").count(), 1);
+    let page = server.page(&address).body;
+    assert!(page.contains(&format!("PIPE_RUNS={} pipe show {id}", shared.display())), "{page}");
+    let origin = format!("Origin: http://{}", server.host);
+    let got = server.post("note", &format!("run=shared%2F{id}&form=1&tags=there"), &[&origin]);
+    assert_eq!(got.status, 303, "{}", got.body);
+    folder.wait_until("the note is saved", || server.page("done/1").body.contains("<h1>Done</h1>"));
+    assert!(fs::read_to_string(shared.join(&id).join("notes.json")).unwrap().contains("there"));
+    assert!(!run.join("notes.json").exists());
+    // A change there is seen too.
+    fs::remove_dir_all(shared.join(&id)).unwrap();
+    assert_eq!(server.page(&address).status, 404);
+    assert_eq!(server.page("run/shared%2F..%2Fshared").status, 404);
 }
 
 fn read_only() {

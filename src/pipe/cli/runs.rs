@@ -222,6 +222,9 @@ pub struct RmArgs {
 
 #[derive(Args)]
 pub struct UiArgs {
+    /// Show the runs of these folders too, beside those of PIPE_RUNS
+    #[arg(value_name = "FOLDER")]
+    folders: Vec<PathBuf>,
     /// Listen at this address instead of 127.0.0.1:7473; port 0 is any free one
     #[arg(long, value_name = "ADDRESS:PORT")]
     listen: Option<SocketAddr>,
@@ -238,8 +241,9 @@ pub struct UiArgs {
 
 impl UiArgs {
     pub fn options(self) -> UiOptions {
-        let Self { listen, proxy, read_only, open } = self;
+        let Self { folders, listen, proxy, read_only, open } = self;
         let runs = absolute(&runs_folder());
-        UiOptions { listen, proxy, read_only, open, runs, variables: Variables::of_process(None) }
+        let others = folders.iter().map(|folder| absolute(folder)).collect();
+        UiOptions { listen, proxy, read_only, open, runs, others, variables: Variables::of_process(None) }
     }
 }

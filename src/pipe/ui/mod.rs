@@ -6,6 +6,7 @@ mod acts;
 mod changes;
 mod compare;
 mod door;
+mod folders;
 mod index;
 mod log;
 mod machine;
@@ -41,6 +42,7 @@ use tokio::sync::{Semaphore, broadcast};
 
 use self::changes::{Changes, What};
 use self::door::{Door, html};
+use self::folders::Folders;
 use self::index::{Index, Row};
 use self::opened::OpenedRuns;
 use self::page::{NotFound, Parts};
@@ -72,6 +74,8 @@ pub struct UiOptions {
     pub open: bool,
     /// The folder of the runs.
     pub runs: PathBuf,
+    /// More folders, whose runs are shown too.
+    pub others: Vec<PathBuf>,
     /// Those that pipelines may name. No value of one is shown.
     pub variables: Variables,
 }
@@ -79,6 +83,7 @@ pub struct UiOptions {
 /// The server, as its pages see it.
 pub struct Ui {
     runs: PathBuf,
+    folders: Arc<Folders>,
     base: String,
     read_only: bool,
     variables: Variables,
@@ -100,9 +105,14 @@ pub async fn serve(options: UiOptions) -> Result<(), Error> {
     if !options.read_only {
         std::fs::create_dir_all(&options.runs).map_err(|source| Error::Write { path: options.runs.clone(), source })?;
     }
+    for path in &options.others {
+        std::fs::read_dir(path).map_err(|source| Error::Read { path: path.clone(), source })?;
+    }
+    let folders = Arc::new(Folders::new(&options.runs, &options.others));
     let ui = Arc::new(Ui {
-        index: Mutex::new(Index::new(&options.runs)),
-        changes: Changes::new(&options.runs),
+        index: Mutex::new(Index::new(folders.clone())),
+        changes: Changes::new(folders.clone()),
+        folders,
         runs: options.runs,
         base: door.base.clone(),
         read_only: options.read_only,

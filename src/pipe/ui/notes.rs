@@ -39,16 +39,17 @@ fn fingerprint(text: &str) -> String {
 pub fn begin(ui: &Arc<Ui>, params: &Params) -> Result<u64, String> {
     let row = ui.row(params.get("run").unwrap_or_default()).map_err(|why| why.0)?;
     acts::check_own(ui, &row)?;
-    let arguments = arguments(&row.key, params)?;
+    let arguments = arguments(row.id(), params)?;
     let form = params.get("form").ok_or("The form is not complete.")?;
     // The same form with another text is another act.
     let form = format!("{form} {}", fingerprint(&arguments.join("\n")));
     let words: Vec<String> = arguments.iter().map(|word| CommandLine::quoted(word)).collect();
-    acts::start(ui, &form, Some(&row.key), format!("pipe {}", words.join(" ")), arguments)
+    let command = format!("{}pipe {}", acts::environment(ui, &row), words.join(" "));
+    acts::start(ui, &form, Some(&row), command, arguments)
 }
 
 /// What was changed in the form, as arguments. What others have changed since it was shown stays.
-fn arguments(key: &str, params: &Params) -> Result<Vec<String>, String> {
+fn arguments(id: &str, params: &Params) -> Result<Vec<String>, String> {
     let words = |name| params.get(name).unwrap_or_default().split([' ', ',', '\n', '\r', '\t']).map(str::to_owned);
     let tags = |name| words(name).filter(|word| !word.is_empty()).collect::<Vec<String>>();
     let (had, wanted) = (tags("had"), tags("tags"));
@@ -66,7 +67,7 @@ fn arguments(key: &str, params: &Params) -> Result<Vec<String>, String> {
     if arguments.len() == 1 && !is_new {
         return Err("Neither the note nor the tags are changed.".to_owned());
     }
-    arguments.extend(["--".to_owned(), key.to_owned()]);
+    arguments.extend(["--".to_owned(), id.to_owned()]);
     arguments.extend(is_new.then_some(note.0));
     Ok(arguments)
 }

@@ -112,12 +112,12 @@ pub fn start(ui: &Arc<Ui>, run: &Path, files: Files, mut new: Prediction) -> Res
     let shown: Vec<String> = words(files.data).iter().map(|word| CommandLine::quoted(word)).collect();
     let arguments = words(&files.folder.path().join(files.data).display().to_string());
     new.command = format!("pipe {}", shown.join(" "));
-    let cancel = new.cancel.clone();
+    let (cancel, runs) = (new.cancel.clone(), run.parent().unwrap_or(run).to_owned());
     let (number, is_new) = ui.predictions.add(new)?;
     if is_new {
         let ui = ui.clone();
         tokio::spawn(async move {
-            let end = predict(&ui, &arguments, &cancel).await.unwrap_or_else(|error| End::Failed(error.to_string()));
+            let end = predict(&runs, &arguments, &cancel).await.unwrap_or_else(|error| End::Failed(error.to_string()));
             let end = without_folder(end, files.folder.path());
             drop(files);
             ui.predictions.end(number, end);
@@ -136,9 +136,9 @@ fn without_folder(end: End, folder: &Path) -> End {
     }
 }
 
-async fn predict(ui: &Ui, arguments: &[String], cancel: &Notify) -> std::io::Result<End> {
+async fn predict(runs: &Path, arguments: &[String], cancel: &Notify) -> std::io::Result<End> {
     let mut command = tokio::process::Command::new(std::env::current_exe()?);
-    command.args(arguments).env("PIPE_RUNS", &ui.runs).env("NO_COLOR", "1").kill_on_drop(true);
+    command.args(arguments).env("PIPE_RUNS", runs).env("NO_COLOR", "1").kill_on_drop(true);
     let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
     let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
     let reading = async { tokio::join!(read(stdout), read(stderr)) };

@@ -5,6 +5,7 @@ use pipe_spec::{RunState, Status};
 
 use super::Ui;
 use super::acts;
+use super::folders::key_beside;
 use super::index::Row;
 use super::log;
 use super::notes;
@@ -36,13 +37,13 @@ fn render(ui: &Ui, row: &Row, record: &Record, params: &Params, mut parts: Parts
     parts.live("acts", || acts::buttons(ui, row) + &predict_page::link(ui, row));
     parts.fixed(|| notes::form(ui, row));
     if let Some(state) = state.filter(|state| !state.stages().is_empty()) {
-        parts.live("steps", || stages::section(state, &record.stage_answers, run_address));
+        parts.live("steps", || stages::section(state, &record.stage_answers, beside(row)));
     } else if !is_study {
         of_training(ui, record, params, &view, &mut parts);
         parts.live("log", || log::section(row, state, params));
     }
     parts.live("files", || run::files(record));
-    parts.fixed(|| commands(row));
+    parts.fixed(|| commands(ui, row));
     let events = Some(format!("?run={}", encode(&row.key)));
     Page { title: &row.key, entry: "", events }.render(ui, parts)
 }
@@ -117,6 +118,11 @@ fn now(row: &Row, state: Option<&RunState>) -> String {
     )
 }
 
+/// The addresses of the pages of runs beside this one.
+fn beside(row: &Row) -> impl Fn(&str) -> String {
+    |run| run_address(&key_beside(&row.key, run))
+}
+
 /// Bytes of the storage of a study that is read.
 const MAX_STORAGE: u64 = 64 << 20;
 
@@ -125,18 +131,18 @@ fn study(row: &Row) -> String {
     let found = Listed::read(&row.path).ok_or_else(|| "its folder cannot be read".to_owned());
     let opened = found.and_then(|found| OpenedStudy::open_up_to(MAX_STORAGE, found).map_err(|error| error.to_string()));
     match opened {
-        Ok(opened) => opened.view().body(run_address),
+        Ok(opened) => opened.view().body(&beside(row), row.notes.clone()),
         Err(why) => format!("<header><h1>{}</h1></header><p class=\"missing\">{}</p>", escape(&row.key), escape(&why)),
     }
 }
 
 /// The commands for this run.
-fn commands(row: &Row) -> String {
+fn commands(ui: &Ui, row: &Row) -> String {
     if !row.is_own {
         let why = "Its folder has another name than the run in it, so that commands do not find it.";
         return format!("<p class=\"missing\">{why}</p>");
     }
-    let id = &row.key;
+    let id = row.id();
     let commands = [
         format!("pipe show {id}"),
         format!("pipe logs {id} --follow"),
@@ -145,6 +151,8 @@ fn commands(row: &Row) -> String {
         format!("pipe predict {id} --data rows.jsonl --out predictions.jsonl"),
         format!("pipe report {id} --out report.html"),
     ];
+    let environment = acts::environment(ui, row);
+    let commands = commands.map(|command| format!("{environment}{command}"));
     let text = escape(&commands.join("\n"));
     format!("<details><summary>Commands <small>for a terminal</small></summary><pre>{text}</pre></details>")
 }

@@ -3,6 +3,7 @@
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::fmt::Write;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use pipe_spec::pipeline::{Metric, WorkKind};
@@ -36,7 +37,7 @@ pub fn page(ui: &Ui, params: &Params, mut parts: Parts) -> String {
     let wanted = select(&all, params);
     let first = (params.number("page").unwrap_or(1.0).max(1.0) as usize - 1).min(wanted.len().saturating_sub(1) / ROWS);
     let shown = &wanted[(first * ROWS).min(wanted.len())..((first + 1) * ROWS).min(wanted.len())];
-    parts.fixed(|| "<header><h1>Runs</h1></header>".to_owned());
+    parts.fixed(|| format!("<header><h1>Runs</h1>{}</header>", folders(ui)));
     parts.live("counts", || counts(&all, params));
     parts.fixed(|| form(params));
     parts.fixed(|| "<form action=\"compare\" method=\"get\" id=\"compare\">".to_owned());
@@ -51,6 +52,16 @@ pub fn page(ui: &Ui, params: &Params, mut parts: Parts) -> String {
             .to_owned()
     });
     Page { title: "Runs", entry: "Runs", events: Some(String::new()) }.render(ui, parts)
+}
+
+/// The folders beside `PIPE_RUNS`, each a filter.
+fn folders(ui: &Ui) -> String {
+    let line = |(label, path): &(String, PathBuf)| {
+        let (address, path) = (encode(&format!("{label}/")), escape(&path.display().to_string()));
+        format!("<li><a href=\"./?q={address}\">{}/</a> {path}</li>", escape(label))
+    };
+    let lines: String = ui.folders.iter().filter(|folder| !folder.0.is_empty()).map(line).collect();
+    if lines.is_empty() { lines } else { format!("<ul class=\"links note\">{lines}</ul>") }
 }
 
 /// Whether a run is a part of another that is in the list.
@@ -274,7 +285,6 @@ fn pages(params: &Params, first: usize, count: usize) -> String {
 mod tests {
     use super::*;
     use crate::run::Notes;
-    use std::path::PathBuf;
 
     fn row(key: &str, status: Status, metric: Option<f64>) -> Arc<Row> {
         Arc::new(Row {

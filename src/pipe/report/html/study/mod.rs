@@ -55,7 +55,7 @@ pub struct StudyPage<'a> {
     /// The pipeline file with the settings of the best trial.
     pub best_file: Option<String>,
     /// The address of the page of a run.
-    pub link: fn(&str) -> String,
+    pub link: &'a dyn Fn(&str) -> String,
 }
 
 /// The parameters of the space, and after them those that only trials have: a space may have changed since.
@@ -133,7 +133,7 @@ pub mod samples {
                     .collect(),
                 budget: format!("{} of 100 trials", self.trials.len()),
                 best_file: None,
-                link: |run| format!("../{run}/report.html"),
+                link: &|run| format!("../{run}/report.html"),
             }
         }
     }
