@@ -9,13 +9,13 @@ impl Folders {
     pub fn new(runs: &Path, others: &[PathBuf]) -> Self {
         let mut folders = vec![(String::new(), runs.to_owned())];
         for path in others {
-            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-            let labels = std::iter::once(name.clone()).chain((2..).map(|number| format!("{name}-{number}")));
-            let is_free = |label: &String| !label.is_empty() && folders.iter().all(|known| known.0 != *label);
-            let label = labels.take(others.len() + 1).find(is_free).unwrap_or_else(|| "other".to_owned());
-            if folders.iter().all(|known| known.1 != *path) {
-                folders.push((label, path.clone()));
-            }
+            let name = path.file_name().map_or("other".into(), |name| name.to_string_lossy()).into_owned();
+            let mut labels = std::iter::once(name.clone()).chain((2..).map(|number| format!("{name}-{number}")));
+            let is_free = |label: &String| folders.iter().all(|known| known.0 != *label);
+            let Some(label) = labels.find(is_free).filter(|_| folders.iter().all(|known| known.1 != *path)) else {
+                continue;
+            };
+            folders.push((label, path.clone()));
         }
         Self(folders)
     }
