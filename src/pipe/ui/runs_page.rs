@@ -137,7 +137,9 @@ fn tags(rows: &[&Arc<Row>], params: &Params) -> String {
     let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
     rows.iter().flat_map(|row| &row.notes.tags).for_each(|tag| *counts.entry(tag).or_default() += 1);
     let wanted = params.get("tag");
-    wanted.into_iter().for_each(|tag| drop(counts.entry(tag).or_default()));
+    if let Some(tag) = wanted {
+        counts.entry(tag).or_default();
+    }
     let mut counts: Vec<(&str, usize)> = counts.into_iter().collect();
     counts.sort_by_key(|(tag, count)| (wanted != Some(*tag), std::cmp::Reverse(*count)));
     let chip = |(tag, count): &(&str, usize)| {
