@@ -302,7 +302,7 @@ mod tests {
             attempts: 1,
             progress: Figures { metric: metric.map(|value| ("eval.accuracy".to_owned(), value)), ..Figures::default() },
             remark: "the Disk is full".to_owned(),
-            notes: Notes { note: format!("Note of {key}\nmore"), tags: vec![key.to_owned(), "shared".to_owned()] },
+            notes: Notes { note: format!("noted-{key}\nmore"), tags: vec![key.to_owned(), "shared".to_owned()] },
         })
     }
 
@@ -327,7 +327,7 @@ mod tests {
             (keys("tag=a"), keys("tag=shared&status=failed"), keys("tag=A")),
             (vec!["a".to_owned()], vec!["b".to_owned()], vec![])
         );
-        assert_eq!((keys("q=note+of+c"), keys("q=shared").len()), (vec!["c".to_owned()], 3));
+        assert_eq!((keys("q=noted-C"), keys("q=shared").len()), (vec!["c".to_owned()], 3));
         let html = counts(&all, &Params::read("tag=a&page=2&q=x"));
         assert!(
             html.contains("?q=x\" aria-current=\"true\">a <b>1</b>") && html.contains(">shared <b>3</b>"),
