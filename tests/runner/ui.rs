@@ -318,7 +318,7 @@ fn machine() {
     let page = Server::start(&folder, &[]).page("machine").body;
     let has_card = fs::exists("/dev/nvidiactl").unwrap_or(false);
     assert!(has_card || page.contains("no NVIDIA card"), "{page}");
-    assert!(page.contains("<dt>processors</dt>") && page.contains("<dt>memory</dt>"), "{page}");
+    assert!(page.contains("<dt>processors</dt>") && page.contains("<dt>memory in use</dt>"), "{page}");
 }
 
 /// One prediction at a time, by `pipe predict`, which can be cancelled; nothing stays.
@@ -490,6 +490,7 @@ fn selected() {
     browser.click("#parallel .handle");
     browser.wait_for(&format!("{faded} === 0 && {says} === ''"));
     assert_eq!(browser.eval(of_choices), "from,to");
+    assert_eq!(browser.eval("document.querySelector('#parallel .unselect').offsetHeight"), 0);
 
     browser.click("#parallel summary");
     browser.eval("document.querySelector('#parallel select').focus()");

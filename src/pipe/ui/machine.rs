@@ -75,7 +75,7 @@ fn host(ui: &Ui) -> String {
     let used = |name: &str, space: Option<Space>| {
         let Some(Space { free, total }) = space else { return String::new() };
         let used = total.saturating_sub(free);
-        let label = format!("{} of {} in use", human_bytes(used), human_bytes(total));
+        let label = format!("{} of {}", human_bytes(used), human_bytes(total));
         let share = used as f64 / total.max(1) as f64;
         let class = if share > 0.95 { "full" } else { "" };
         format!("<div><dt>{name}</dt><dd>{label}</dd><dd>{}</dd></div>", meter(share, class, &label))
@@ -84,8 +84,8 @@ fn host(ui: &Ui) -> String {
     format!(
         "<dl class=\"tiles\"><div><dt>processors</dt><dd>{}</dd></div>{}{}</dl>",
         grouped(count as u64),
-        used("memory", Space::of_memory()),
-        used("disk of the runs", Space::at(nearest(&ui.runs)))
+        used("memory in use", Space::of_memory()),
+        used("disk of the runs in use", Space::at(nearest(&ui.runs)))
     )
 }
 

@@ -133,7 +133,7 @@ fn page(ui: &Ui, mut parts: Parts, row: &Row, subject: &Subject, asked: Option<&
         let (address, key) = (escape(&run_address(&row.key)), escape(&row.key));
         format!(
             "<p class=\"crumb\"><a href=\"{address}\">{key}</a></p><header><h1>Try the model</h1>\
-             <p class=\"note\">{}: <code>pipe predict</code> computes the answer.</p></header>{}",
+             <p class=\"note\">Task: {}. <code>pipe predict</code> computes the answer.</p></header>{}",
             subject.task().name(),
             fields_form(row, &fields, asked)
         )
