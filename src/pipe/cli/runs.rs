@@ -231,7 +231,7 @@ pub struct UiArgs {
     /// The address of a proxy with TLS in front: https://pipe.example.org; required to listen beyond this machine
     #[arg(long, value_name = "URL")]
     proxy: Option<String>,
-    /// Show runs, and let nobody start, stop, resume or remove one
+    /// Only show: nobody can start, stop, resume, remove, note or try a run
     #[arg(long)]
     read_only: bool,
     /// Open the address in a browser

@@ -150,7 +150,7 @@ fn of_queue(ui: &Ui, cards: &[Card], queue: &CardQueue) -> String {
     format!("<div class=\"device\"><h3>{}</h3><ol>{lines}</ol></div>", escape(&name))
 }
 
-/// What earlier runs have measured.
+/// The measurements of earlier runs.
 fn ledger(cards: &[Card]) -> String {
     let entries = Ledger::find().map_or(Ok(Vec::new()), |ledger| ledger.entries());
     let content = match entries {

@@ -48,7 +48,7 @@ pub fn begin(ui: &Arc<Ui>, params: &Params) -> Result<u64, String> {
     acts::start(ui, &form, Some(&row), command, arguments)
 }
 
-/// What was changed in the form, as arguments. What others have changed since it was shown stays.
+/// The changes in the form, as arguments. Those that others have made since it was shown stay.
 fn arguments(id: &str, params: &Params) -> Result<Vec<String>, String> {
     let words = |name| params.get(name).unwrap_or_default().split([' ', ',', '\n', '\r', '\t']).map(str::to_owned);
     let tags = |name| words(name).filter(|word| !word.is_empty()).collect::<Vec<String>>();

@@ -61,7 +61,7 @@ pub fn link(ui: &Ui, row: &Row) -> String {
     )
 }
 
-/// What the model is asked with.
+/// The fields that the model needs.
 fn fields(subject: &Subject) -> Vec<Field> {
     let (task, data) = (subject.task(), &subject.settings.data);
     match task {

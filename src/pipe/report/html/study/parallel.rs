@@ -235,7 +235,7 @@ mod tests {
         // The parameter that one has not, and the value that the infeasible one has not.
         assert_eq!(html.matches(">none</text>").count(), 2, "{html}");
         assert!(html.contains("trial 2: infeasible") && html.contains("Dashed: infeasible"), "{html}");
-        // What a script selects trials by.
+        // The areas that a script selects trials by.
         let handle = "class=\"handle\" data-name=\"lr\" data-scale=\"log\" data-low=\"1e-5\" data-high=\"1e-1\"";
         assert!(html.contains(handle) && html.matches("class=\"handle\"").count() == 3, "{html}");
     }
