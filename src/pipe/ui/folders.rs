@@ -26,7 +26,11 @@ impl Folders {
 
     /// Where the run with this key is, whether there is one or not; nothing where no folder has the label.
     pub fn path(&self, key: &str) -> Option<PathBuf> {
-        let (label, name) = key.split_once('/').unwrap_or(("", key));
+        let (label, name) = match key.split_once('/') {
+            Some((label, _)) if label.is_empty() => return None,
+            Some(found) => found,
+            None => ("", key),
+        };
         let is_name = !matches!(name, "" | "." | "..") && !name.contains('/');
         self.0.iter().find(|known| known.0 == label && is_name).map(|known| known.1.join(name))
     }
