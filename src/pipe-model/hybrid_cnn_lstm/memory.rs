@@ -163,20 +163,16 @@ fn reserve(sizes: &Sizes) -> u128 {
     (6 * sizes.layers - 1) * sizes.state(sizes.width)
 }
 
-/// One and the same for both passes, beside a copy of the weights. The multiples are as measured; with one direction,
-/// several layers and narrow numbers it is up to 3 % less.
+/// One and the same for both passes, beside a copy of the weights. The multiples are as measured; with one direction and
+/// several layers it is up to 3 % less.
 fn workspace(sizes: &Sizes, [input, output]: [u128; 2]) -> u128 {
     let directions = sizes.directions;
-    let is_wide = sizes.work.compute() == FLOAT;
-    let joins = sizes.layers > 1 && directions > 1;
     // Outputs of two directions side by side, for the next layer.
-    let joined = if joins { output } else { 0 };
-    // In fp32 one direction has its outputs twice, whatever is wider.
-    let copied = if sizes.layers > 1 && !joins && is_wide { output } else { 0 };
+    let joined = if directions > 1 && sizes.layers > 1 { output } else { 0 };
     let wide_input = 3 * directions * input + 3 * output + joined;
     let wide_output = input + (3 + 2 * directions) * output;
-    let products = if is_wide { PRODUCTS_OF_FLOATS } else { PRODUCTS };
-    wide_input.max(wide_output) + copied + 13 * ends(sizes) + sizes.layers * directions * products
+    let products = if sizes.work.compute() == FLOAT { PRODUCTS_OF_FLOATS } else { PRODUCTS };
+    wide_input.max(wide_output) + 13 * ends(sizes) + sizes.layers * directions * products
 }
 
 /// Heads beyond this are not for flash attention.

@@ -135,8 +135,11 @@ fn the_peak_is_as_measured() {
     println!("median {:.2} %, worst {:.2} %", median * 100.0, worst * 100.0);
     let (lowest, highest) = (errors[0], errors[errors.len() - 1]);
     assert!(median <= 0.01, "the median error is {:.2} %", median * 100.0);
-    assert!(lowest.0 >= MOST_BELOW, "{} is {:.2} % below the truth", lowest.1, lowest.0 * -100.0);
+    assert!(lowest.0 >= -0.035, "{} is {:.2} % below the truth", lowest.1, lowest.0 * -100.0);
     assert!(highest.0 <= 0.08, "{} is {:.2} % above the truth", highest.1, highest.0 * 100.0);
+    // The limit within which a small LSTM in fp32 still runs is known to a segment alone.
+    let low: Vec<&str> = errors.iter().filter(|(error, _)| *error < MOST_BELOW).map(|(_, name)| *name).collect();
+    assert_eq!(low, ["hybrid-64-512x2-forward fp32 128x0x0"]);
 }
 
 /// The share that an estimate may be below the truth.
