@@ -3,6 +3,7 @@
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
+use std::os::unix::fs::PermissionsExt;
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
@@ -13,6 +14,7 @@ use crate::stand_ins::job;
 pub fn tests(suite: &mut Suite) {
     suite.test("ui::nobody_else_is_let_in", Needs::Nothing, nobody_else);
     suite.test("ui::plain_text_stays_on_this_machine", Needs::Nothing, plain_text);
+    suite.test("ui::no_argument_has_the_token", Needs::Nothing, opened);
     suite.test("ui::a_hostile_folder_harms_its_own_row", Needs::Nothing, hostile);
     suite.test("ui::a_note_and_tags", Needs::Nothing, notes);
     suite.test("ui::the_machine", Needs::Nothing, machine);
@@ -44,8 +46,11 @@ struct Got {
 
 impl Server {
     fn start(folder: &Folder, more: &[&str]) -> Self {
-        let args = [&["ui", "--listen", "127.0.0.1:0"], more].concat();
-        let mut child = folder.command(&args).spawn().unwrap();
+        Self::from(folder.command(&[&["ui", "--listen", "127.0.0.1:0"], more].concat()))
+    }
+
+    fn from(mut command: Command) -> Self {
+        let mut child = command.spawn().unwrap();
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
         let address = line.trim().to_owned();
@@ -167,6 +172,23 @@ fn plain_text() {
     folder.pipe(&["ui", "--listen", "0.0.0.0:0", "--proxy", "http://pipe.example.org"]).exits(2).says("https://");
 }
 
+/// Other users see the arguments of the browser, and may not read the page that it opens.
+fn opened() {
+    let folder = Folder::new();
+    let [browser, page, argument] = ["bin/xdg-open", "page", "argument"].map(|name| folder.path().join(name));
+    folder.write("bin/xdg-open", "#!/bin/sh\ncp -p \"$1\" \"$PWD/page\"\nprintf %s \"$*\" > \"$PWD/argument\"\n");
+    fs::set_permissions(&browser, fs::Permissions::from_mode(0o755)).unwrap();
+    let mut command = folder.command(&["ui", "--listen", "127.0.0.1:0", "--open"]);
+    let path = std::env::var("PATH").unwrap();
+    command.env("PATH", format!("{}:{path}", browser.parent().unwrap().display()));
+    let server = Server::from(command);
+    folder
+        .wait_until("the browser is open", || fs::read_to_string(&argument).is_ok_and(|text| text.ends_with(".html")));
+    assert!(!fs::read_to_string(&argument).unwrap().contains("token"));
+    assert_eq!(page.metadata().unwrap().permissions().mode() & 0o777, 0o600);
+    assert!(fs::read_to_string(&page).unwrap().contains(&format!("url={}\"", server.address)));
+}
+
 fn hostile() {
     let folder = job::folder("fit 5", "");
     folder.pipe(&["run", "job.yaml", "--engine", "process"]).exits(0);
@@ -190,6 +212,9 @@ fn hostile() {
     });
     edit(bad, "events.jsonl", &|text| text.replace("\"cpu\"", &engine) + "\u{0}\u{1}{}\n[[[[\n");
     fs::write(runs.join(bad).join("attempts/01/log.txt"), format!("{bad}\u{1b}[2J\u{202e}</pre><script>\n")).unwrap();
+    // A command would take its name for that of another run.
+    copy("latest");
+    edit("latest", "run.json", &|text| text.replace(&id, "latest"));
     fs::create_dir_all(runs.join("empty")).unwrap();
     fs::create_dir_all(runs.join("fifo")).unwrap();
     for file in ["run.json", "events.jsonl", "resolved.yaml"] {
@@ -215,6 +240,8 @@ fn hostile() {
     }
     // No command would find it by the name of its folder, or another run instead.
     assert!(page.body.contains("Its folder has another name") && !page.body.contains("act?do="), "{}", page.body);
+    let latest = server.page("act?do=remove&run=latest");
+    assert!(latest.status == 404 && latest.body.contains("begun last"), "{}", latest.body);
     for name in ["fifo", "huge", "damaged"] {
         assert_eq!(server.page(&format!("run/{name}")).status, 200, "{name}");
     }

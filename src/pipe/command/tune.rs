@@ -160,7 +160,7 @@ fn resume_found(options: &TuneOptions, found: &Listed) -> Result<(), Error> {
 
 /// The study that `wanted` names: an id, the beginning of one, or `latest`.
 pub fn find(wanted: &str) -> Result<Listed, Error> {
-    if wanted == "latest" {
+    if wanted == run::LATEST {
         let newest = run::list()?.into_iter().find(|run| run.state.work() == WorkKind::Study);
         return newest.ok_or_else(|| Error::NoRun { wanted: wanted.to_owned(), runs: run::runs_folder() });
     }

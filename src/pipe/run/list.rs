@@ -175,10 +175,13 @@ pub fn ids_of(runs: &[Listed]) -> HashSet<String> {
     runs.iter().map(|run| run.state.id.clone()).collect()
 }
 
+/// What stands for the run that was begun last.
+pub const LATEST: &str = "latest";
+
 /// The run that `wanted` names: an id, the name of its pipeline, the beginning of an id, or `latest`.
 pub fn find(wanted: &str) -> Result<Listed, Error> {
     let none = || Error::NoRun { wanted: wanted.to_owned(), runs: runs_folder() };
-    if wanted == "latest" {
+    if wanted == LATEST {
         return latest(|_| true)?.ok_or_else(none);
     }
     // An empty variable of a script is not the beginning of every id.

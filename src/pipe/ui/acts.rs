@@ -16,6 +16,7 @@ use super::page::{NotFound, Page, Parts, run_address};
 use super::request::{Params, encode};
 use crate::report::html::markup::escape;
 use crate::report::visible;
+use crate::run;
 
 /// Acts that are remembered, and bytes of what one of them says.
 const MAX_ACTS: usize = 100;
@@ -155,6 +156,9 @@ pub fn check_own(ui: &Ui, row: &Row) -> Result<(), String> {
     }
     if !row.is_own {
         return Err("The folder of this run has another name than the run in it: no command finds it.".to_owned());
+    }
+    if row.id() == run::LATEST {
+        return Err(format!("A command takes {} for the run that was begun last.", run::LATEST));
     }
     Ok(())
 }

@@ -23,8 +23,10 @@ mod start;
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
+use std::io::Write;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -38,6 +40,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use futures_util::stream;
 use pipe_spec::Variables;
+use tempfile::NamedTempFile;
 use tokio::sync::{Semaphore, broadcast};
 
 use self::changes::{Changes, What};
@@ -49,6 +52,7 @@ use self::page::{NotFound, Parts};
 use self::request::{Params, Upload};
 use crate::error::Error;
 use crate::report::{print, say};
+use crate::system::digests::cache_folder;
 use crate::system::interrupt::Interrupts;
 
 /// Where the server listens unless it is told, if nothing else does.
@@ -125,9 +129,8 @@ pub async fn serve(options: UiOptions) -> Result<(), Error> {
     });
     print(&door.address());
     say("Open this address in a browser; Ctrl-C ends the server, and the runs continue.");
-    if options.open {
-        open_browser(&door.address());
-    }
+    // Kept until the server ends: a browser may be slow to open it.
+    let _page = options.open.then(|| open_browser(&door.address()));
     let app = routes(ui.clone(), door);
     // The first page does not wait until all runs are read.
     tokio::spawn(read_first(ui.clone()));
@@ -157,14 +160,33 @@ async fn listen(options: &UiOptions) -> Result<tokio::net::TcpListener, Error> {
     }
 }
 
-fn open_browser(address: &str) {
-    let none = std::process::Stdio::null;
-    let opened =
-        std::process::Command::new("xdg-open").arg(address).stdin(none()).stdout(none()).stderr(none()).spawn();
+/// Opens a browser on a file that leads to the address. Arguments of programs are open to all users, and the address has the token.
+fn open_browser(address: &str) -> Option<NamedTempFile> {
+    let none = Stdio::null;
+    let opened = private_page(address).and_then(|page| {
+        let browser = Command::new("xdg-open").arg(page.path()).stdin(none()).stdout(none()).stderr(none()).spawn()?;
+        Ok((page, browser))
+    });
     match opened {
-        Ok(mut browser) => drop(std::thread::spawn(move || browser.wait())),
-        Err(_) => say("no browser could be opened (xdg-open)"),
+        Ok((page, mut browser)) => {
+            std::thread::spawn(move || browser.wait());
+            Some(page)
+        }
+        Err(error) => {
+            say(&format!("no browser could be opened (xdg-open): {error}"));
+            None
+        }
     }
+}
+
+/// A page for this user alone, in a folder that confined browsers may read.
+fn private_page(address: &str) -> std::io::Result<NamedTempFile> {
+    let folder = cache_folder().unwrap_or_else(std::env::temp_dir);
+    std::fs::create_dir_all(&folder)?;
+    // Only its owner may read such a file.
+    let mut page = tempfile::Builder::new().prefix("pipe-ui-").suffix(".html").tempfile_in(&folder)?;
+    page.write_all(door::page_to(address).as_bytes())?;
+    Ok(page)
 }
 
 fn routes(ui: Arc<Ui>, door: Arc<Door>) -> Router {
