@@ -1,8 +1,11 @@
 //! Trying the model of a run: a form with the fields of its data, and the model's answer.
 
 use std::fmt::Write;
+use std::path::Path;
 use std::sync::Arc;
 
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
 use pipe_data::compressed::ending;
 use pipe_model::{FeatureKind, TaskData, read_config};
 use pipe_spec::model_folder::CONFIG;
@@ -23,6 +26,8 @@ use crate::report::html::markup::{escape, number, plain_setting};
 /// Bytes of what is sent: a picture, and texts.
 pub const MAX_BODY: usize = 10 << 20;
 const MAX_TEXT: usize = 64 << 10;
+/// Bytes of a picture that is shown beside the answer.
+const MAX_SHOWN: usize = 512 << 10;
 /// Predictions that are shown, and classes of one.
 const SHOWN: usize = 20;
 const CLASSES: usize = 10;
@@ -188,18 +193,23 @@ pub fn begin(ui: &Arc<Ui>, sent: &Upload) -> Result<u64, String> {
     let (row, subject) = find(ui, &sent.text("run"))?;
     let fields = fields(&subject);
     let files = tempfile::Builder::new().prefix("pipe-try-").tempdir().map_err(|error| error.to_string())?;
-    let (values, data, text) = write_row(&fields, sent, files.path())?;
+    let (data, values, text) = write_row(&fields, sent, files.path())?;
     let form = format!("{} {}", sent.text("form"), blake3::hash(sent.content()).to_hex());
     let new = Prediction::new(form, row.key.clone(), values, !sent.text("cpu").is_empty(), text);
+    let new = Prediction { picture: picture_address(&fields, sent), ..new };
     predictions::start(ui, &row.path, Files { folder: files, data }, new)
 }
 
-/// Writes the row, and the picture that it names, into this folder: the values for the form, the name of the file, its content.
-fn write_row(
-    fields: &[Field],
-    sent: &Upload,
-    folder: &std::path::Path,
-) -> Result<(Vec<String>, &'static str, String), String> {
+/// The picture that was sent, as the address of an image.
+fn picture_address(fields: &[Field], sent: &Upload) -> Option<String> {
+    let index = fields.iter().position(|field| field.kind == Kind::Picture)?;
+    let picture = sent.bytes(&format!("f{index}")).filter(|picture| picture.len() <= MAX_SHOWN)?;
+    let kind = ending(picture)?.replace("jpg", "jpeg");
+    Some(format!("data:image/{kind};base64,{}", BASE64_STANDARD.encode(picture)))
+}
+
+/// Writes the row, and the picture that it names, into this folder: the name of the file, the values for the form, the row.
+fn write_row(fields: &[Field], sent: &Upload, folder: &Path) -> Result<(&'static str, Vec<String>, String), String> {
     let (mut object, mut values, mut lines) = (Map::new(), Vec::new(), None);
     for (index, field) in fields.iter().enumerate() {
         let name = format!("f{index}");
@@ -230,7 +240,7 @@ fn write_row(
         None => ("rows.jsonl", Value::Object(object).to_string()),
     };
     std::fs::write(folder.join(data), format!("{}\n", text.trim_end())).map_err(|error| error.to_string())?;
-    Ok((values, data, text))
+    Ok((data, values, text))
 }
 
 fn cell(kind: &Kind, text: String) -> Value {
@@ -262,8 +272,11 @@ fn answer(asked: &Prediction) -> String {
             )
         }
     };
+    let picture = asked.picture.as_ref().map_or(String::new(), |picture| {
+        format!("<p><img class=\"asked\" src=\"{}\" alt=\"the picture that was sent\"></p>", escape(picture))
+    });
     format!(
-        "<section id=\"answer\">{content}<details><summary>Command and row</summary><pre class=\"wrapped\">{}\n\n{}</pre></details>\
+        "<section id=\"answer\">{picture}{content}<details><summary>Command and row</summary><pre class=\"wrapped\">{}\n\n{}</pre></details>\
          </section>",
         escape(&asked.command),
         escape(&asked.row)
@@ -352,7 +365,7 @@ mod tests {
         ];
         let sent = |parts: &[(&str, &[u8])]| {
             let parts = parts.iter().map(|(name, bytes)| ((*name).to_owned(), bytes.to_vec())).collect();
-            write_row(&fields, &Upload::of(parts), folder.path()).map(|(_, data, text)| format!("{data} {text}"))
+            write_row(&fields, &Upload::of(parts), folder.path()).map(|(data, _, text)| format!("{data} {text}"))
         };
         assert_eq!(sent(&[("f0", b"1.5"), ("f1", b"1")]).unwrap(), "rows.jsonl {\"a b\":1.5,\"c\":\"1\"}");
         assert_eq!(
@@ -360,6 +373,8 @@ mod tests {
             "rows.jsonl {\"a b\":\"x\",\"p\":\"picture.png\"}"
         );
         assert!(folder.path().join("picture.png").is_file());
+        let upload = Upload::of(vec![("f2".to_owned(), b"\x89PNG..".to_vec())]);
+        assert_eq!(picture_address(&fields, &upload).as_deref(), Some("data:image/png;base64,iVBORy4u"));
         assert!(sent(&[("f0", b" ")]).is_err() && sent(&[("f2", b"<svg>")]).is_err());
         assert!(sent(&[("f0", &[b'x'; MAX_TEXT + 1])]).is_err());
         assert_eq!(cell(&Kind::Question, "hi".to_owned()), json!([{ "role": "user", "content": "hi" }]));

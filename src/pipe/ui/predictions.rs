@@ -38,6 +38,8 @@ pub struct Prediction {
     pub command: String,
     /// The row as the model gets it.
     pub row: String,
+    /// The picture that it names, as the address of an image; absent for a large one.
+    pub picture: Option<String>,
     /// Absent while it lasts.
     pub end: Option<End>,
     cancel: Arc<Notify>,
@@ -61,7 +63,7 @@ pub struct Files {
 impl Prediction {
     pub fn new(form: String, run: String, values: Vec<String>, on_cpu: bool, row: String) -> Self {
         let (command, cancel) = (String::new(), Arc::default());
-        Self { number: 0, form, run, values, on_cpu, command, row, end: None, cancel }
+        Self { number: 0, form, run, values, on_cpu, command, row, picture: None, end: None, cancel }
     }
 }
 
