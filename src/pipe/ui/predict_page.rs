@@ -195,8 +195,8 @@ pub fn begin(ui: &Arc<Ui>, sent: &Upload) -> Result<u64, String> {
     let files = tempfile::Builder::new().prefix("pipe-try-").tempdir().map_err(|error| error.to_string())?;
     let (data, values, text) = write_row(&fields, sent, files.path())?;
     let form = format!("{} {}", sent.text("form"), blake3::hash(sent.content()).to_hex());
-    let new = Prediction::new(form, row.key.clone(), values, !sent.text("cpu").is_empty(), text);
-    let new = Prediction { picture: picture_address(&fields, sent), ..new };
+    let mut new = Prediction::new(form, row.key.clone(), values, !sent.text("cpu").is_empty(), text);
+    new.picture = picture_address(&fields, sent);
     predictions::start(ui, &row.path, Files { folder: files, data }, new)
 }
 
