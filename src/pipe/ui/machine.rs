@@ -85,7 +85,7 @@ fn host(ui: &Ui) -> String {
         "<dl class=\"tiles\"><div><dt>processors</dt><dd>{}</dd></div>{}{}</dl>",
         grouped(count as u64),
         used("memory in use", Space::of_memory()),
-        used("disk of the runs in use", Space::at(nearest(&ui.runs)))
+        used("disk in use", Space::at(nearest(&ui.runs)))
     )
 }
 

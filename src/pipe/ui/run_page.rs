@@ -34,7 +34,7 @@ fn render(ui: &Ui, row: &Row, record: &Record, params: &Params, mut parts: Parts
     parts.fixed(|| "<p class=\"crumb\"><a href=\"./\">All runs</a></p>".to_owned());
     let is_study = row.work == WorkKind::Study;
     parts.live("head", || if is_study { study(row) } else { run::heading(record) + &now(row, state) });
-    parts.live("acts", || acts::buttons(ui, row) + &predict_page::link(ui, row));
+    parts.live("acts", || predict_page::link(ui, row) + &acts::buttons(ui, row));
     parts.fixed(|| notes::form(ui, row));
     if let Some(state) = state.filter(|state| !state.stages().is_empty()) {
         parts.live("steps", || stages::section(state, &record.stage_answers, beside(row)));
