@@ -27,7 +27,7 @@ impl Folders {
     /// Where the run with this key is, whether there is one or not; nothing where no folder has the label.
     pub fn path(&self, key: &str) -> Option<PathBuf> {
         let (label, name) = match key.split_once('/') {
-            Some((label, _)) if label.is_empty() => return None,
+            Some(("", _)) => return None,
             Some(found) => found,
             None => ("", key),
         };
