@@ -252,7 +252,8 @@ fn metric(found: &Figures) -> String {
 fn memory(found: &Figures) -> String {
     let device = found.device.as_deref().map_or(String::new(), |device| format!("<small>{}</small>", escape(device)));
     match (found.peak, found.capacity) {
-        (Some(peak), Some(capacity)) if capacity > 0 => {
+        // A limit on what a trainer allocates itself does not count its libraries, and says nothing of all that it holds.
+        (Some(peak), Some(capacity)) if capacity > 0 && peak <= capacity => {
             let label = format!("{} of {}", human_bytes(peak), human_bytes(capacity));
             let share = peak as f64 / capacity as f64;
             let bar = meter(share, if share > 0.95 { "full" } else { "" }, &label);
