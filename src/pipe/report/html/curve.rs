@@ -124,7 +124,10 @@ impl Chart {
             let why = if view.steps.is_some() { "Nothing in these steps." } else { "Nothing was recorded." };
             return empty(&self.key, &title, why);
         }
-        let heights = || all().map(|point| point.1).chain(self.levels.iter().map(|level| level.1));
+        // A part of the steps may be far from what was before, which an exponential mean still holds.
+        let smoothed: Vec<Point> = self.curves.iter().filter_map(|curve| curve.smoothed(view)).flatten().collect();
+        let points = || all().chain(&smoothed).map(|point| point.1);
+        let heights = || points().chain(self.levels.iter().map(|level| level.1));
         let low = heights().fold(f64::INFINITY, f64::min);
         let high = heights().fold(f64::NEG_INFINITY, f64::max);
         // An axis from 0 hides the progress of values that all lie far above it.
@@ -411,6 +414,12 @@ mod tests {
             assert!(chart.is_smoothed(&view) && svg.contains("class=\"faint\""), "{svg}");
             svg.split("data-smooth=\"").nth(1).and_then(|rest| rest.split('"').next()).unwrap_or_default().to_owned()
         };
+        // Its axis holds what the mean still holds of the steps before.
+        let mut steep = chart.curves[0].points.clone();
+        steep[0].1 = 1000.0;
+        let view = View { steps: Some((2.0, 10.0)), smoothing: Smoothing::Exponential(0.5), values: false };
+        let svg = self::chart(steep).draw(&view);
+        assert!(!svg.contains(&format!(",{TOP:.1}")), "{svg}");
         let all = smooth(None);
         assert_eq!(all.split(' ').count(), 10);
         assert_eq!(
