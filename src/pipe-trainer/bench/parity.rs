@@ -20,7 +20,7 @@ use crate::model::{Definition, Drawn, Mode, Model, Setup, Start};
 use crate::storage::{TensorFiles, tensor_files};
 use crate::torch;
 
-/// Of the loss, as in a training: small gradients would become 0 in fp16.
+/// The scale of the loss, as in a training: small gradients would become 0 in fp16.
 const HALF_SCALE: f64 = 1024.0;
 
 pub fn parity(args: &ParityArgs) -> Result<(), TrainerError> {

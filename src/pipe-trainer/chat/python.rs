@@ -87,7 +87,7 @@ fn shallow_member(value: Value) -> Result<Value, Error> {
     Ok(value)
 }
 
-/// What may be inside of a value.
+/// The limits on what is inside of a value.
 struct Inside {
     left: usize,
     may_be_namespaces: bool,

@@ -175,7 +175,7 @@ pub fn ids_of(runs: &[Listed]) -> HashSet<String> {
     runs.iter().map(|run| run.state.id.clone()).collect()
 }
 
-/// What stands for the run that was begun last.
+/// The name that stands for the run that was begun last.
 pub const LATEST: &str = "latest";
 
 /// The run that `wanted` names: an id, the name of its pipeline, the beginning of an id, or `latest`.
