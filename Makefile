@@ -3,7 +3,7 @@ CARGO ?= cargo
 PIPE = target/debug/pipe
 TRAINER = target/debug/pipe-trainer
 
-.PHONY: build optimised wheel hatchling release demo demo-gpu test test-all test-packages test-programs test-docs test-storm test-kernels test-transformers storm install dist lint bench bench-gpu e2e strangers libtorch minilm mlflow moto wandb nvrtc optuna optuna4 python clean
+.PHONY: build optimised wheel hatchling release demo demo-gpu test test-all test-packages test-programs bench-programs test-docs test-storm test-kernels test-transformers storm install dist lint format clippy bench bench-ui bench-gpu e2e strangers libtorch minilm mlflow moto wandb nvrtc optuna optuna4 python clean
 
 # Compiled fast, for the demo and the tests: the profile `dev` of Cargo.toml, in target/debug.
 build: libtorch
@@ -93,6 +93,9 @@ test-packages: minilm mlflow moto wandb nvrtc optuna hatchling
 test-programs: libtorch
 	MAKEFLAGS= $(CARGO) test --workspace --no-run
 
+bench-programs: libtorch
+	MAKEFLAGS= $(CARGO) build --workspace --benches
+
 test-docs: build
 	python3 docs/generate_reference.py --check
 	PIPE_TEST_ALL=1 python3 tests/docs_commands.py --bin target/debug
@@ -139,12 +142,21 @@ release: hatchling
 	$(MAKE) optimised CUDA=1
 	docker/release target/dist/release
 
-lint:
+lint: format clippy
+
+format:
 	$(CARGO) fmt --all --check
+
+clippy:
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
 
-bench: build
+bench: build bench-ui
 	$(CARGO) bench --quiet -p pipe --bench bench
+
+# `pipe ui` beside TensorBoard and Aim, from PyPI by name, once.
+bench-ui: build
+	-test -x target/ui-peers/bin/aim || { python3 -m venv target/ui-peers && target/ui-peers/bin/pip install --quiet tensorboard==2.21.0 aim==3.29.1; }
+	python3 tests/bench_ui.py --bin target/debug --peers target/ui-peers/bin/python
 
 # On a machine with a CUDA card and a python3 that has torch and transformers.
 bench-gpu: optimised

@@ -41,6 +41,11 @@ impl RunFolder {
         self.0.join("events.jsonl")
     }
 
+    /// The note and the tags that people give a run.
+    pub fn notes(&self) -> PathBuf {
+        self.0.join("notes.json")
+    }
+
     /// Locked by the `pipe` process that owns the run.
     pub fn owner(&self) -> PathBuf {
         self.0.join(".owner")

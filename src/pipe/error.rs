@@ -215,6 +215,9 @@ errors! {
     AmbiguousRun { wanted: String, matches: Vec<String> } => Usage,
         ["{wanted:?} names several runs: {}", matches.join(", ")]
         hint ["`pipe ls` lists the runs"];
+    TooManyTags { count: usize, most: usize } => Usage,
+        ["{count} tags; a run has at most {most}"]
+        hint ["remove some of them: --untag TAG"];
     ContainersUnknown { id: String, reason: String } => Unavailable,
         ["the run {id} was not removed: its engine does not answer and may still have a container of it: {reason}"]
         hint ["start the engine and try again; if it is gone for good: `pipe rm --force {id}`"];

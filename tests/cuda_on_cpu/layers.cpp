@@ -388,12 +388,13 @@ template <typename T> void squares(const std::string& name) {
 template <typename T> void updates(const std::string& name) {
   const std::vector<u64> sizes{1000, 512, 3};
   const u64 chunk = 512;
-  const AdamW s{0.01f, 0.9f, 0.99f, 1e-8f, 0.1f, 0.5f, 0.02f, 7};
+  const AdamW s{0.9f, 0.999f, 0.1f, 0.001f, 1e-8f, 0.999f, 0.5f, 0.02f, 7};
   auto first = first_blocks(sizes, chunk);
   std::vector<std::array<Array<T>, 4>> all;
   std::vector<Parameter<T>> table;
   std::vector<std::array<std::vector<double>, 3>> want;
-  float scale = 0.5f;
+  // In fp32 what is new outweighs what was there.
+  float scale = sizeof(T) == 4 ? 100 : 0.5f;
   for (size_t k = 0; k < sizes.size(); k++) {
     unsigned seed = 10 * unsigned(k);
     all.push_back({Array<T>::random(sizes[k], seed + 1), Array<T>::random(sizes[k], seed + 2), Array<T>::random(sizes[k], seed + 3),
@@ -403,8 +404,8 @@ template <typename T> void updates(const std::string& name) {
     want.push_back({std::vector<double>(sizes[k]), std::vector<double>(sizes[k]), std::vector<double>(sizes[k])});
     for (u64 i = 0; i < sizes[k]; i++) {
       store(v.data()[i], std::abs(float(v.at(i))));
-      double grad = g.at(i) * scale, average = m.at(i) * s.beta1 + grad * (1 - s.beta1), square = v.at(i) * s.beta2 + grad * grad * (1 - s.beta2);
-      want[k][0][i] = p.at(i) * (1 - double(s.lr) * s.decay) - s.size * average / (std::sqrt(square) / s.root2 + s.eps);
+      double grad = g.at(i) * scale, average = m.at(i) * 0.9 + grad * 0.1, square = v.at(i) * 0.999 + grad * grad * 0.001;
+      want[k][0][i] = p.at(i) * 0.999 - s.size * average / (std::sqrt(square) / s.root2 + s.eps);
       want[k][1][i] = average;
       want[k][2][i] = square;
     }

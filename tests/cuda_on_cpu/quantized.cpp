@@ -159,12 +159,11 @@ u64 far_codes(const float* map, const unsigned char* codes, const double* values
 
 template <typename T> void updates(const std::string& name) {
   const unsigned THREADS = 64;
-  NarrowStep step{{0.01f, 0.9f, 0.99f, 1e-8f, 0.1f, 0.5f, 0.02f, 7}, 0.1f, 0.01f};
-  const AdamW& s = step.of;
+  const AdamW s{0.9f, 0.999f, 0.1f, 0.001f, 1e-8f, 0.999f, 0.5f, 0.02f, 7};
   Array<float> maps(512), scale(1);
   fill_map(maps.data(), true);
   fill_map(maps.data() + 256, false);
-  scale[0] = 0.5f;
+  scale[0] = 100;  // so that what is new outweighs what was there
   std::vector<Moments<T>> all;
   all.emplace_back(1000, 1);
   all.emplace_back(512, 2);
@@ -179,17 +178,17 @@ template <typename T> void updates(const std::string& name) {
     averages.emplace_back(of.n);
     squares.emplace_back(of.n);
     for (u64 i = 0; i < of.n; i++) {
-      double grad = wide(of.g[i]) * 0.5;
-      averages[k][i] = double(maps[of.m[i]]) * of.m_scales[i / 256] * s.beta1 + grad * step.new1;
-      squares[k][i] = double(maps[256 + of.v[i]]) * of.v_scales[i / 256] * s.beta2 + grad * grad * step.new2;
+      double grad = wide(of.g[i]) * 100;
+      averages[k][i] = double(maps[of.m[i]]) * of.m_scales[i / 256] * s.beta1 + grad * s.new1;
+      squares[k][i] = double(maps[256 + of.v[i]]) * of.v_scales[i / 256] * s.beta2 + grad * grad * s.new2;
     }
   }
-  cpu::launch({unsigned(blocks), 1, 1}, THREADS, 0, 1, [&] { adamw_8bit<T>(table.data(), u32(all.size()), maps.data(), scale.data(), step); });
+  cpu::launch({unsigned(blocks), 1, 1}, THREADS, 0, 1, [&] { adamw_8bit<T>(table.data(), u32(all.size()), maps.data(), scale.data(), s); });
   for (size_t k = 0; k < all.size(); k++) {
     auto& of = all[k];
     auto which = name + ", parameter " + std::to_string(k);
     for (u64 i = 0; i < of.n; i++) {
-      double want = of.start[i] * (1 - double(s.lr) * s.decay) - s.size * averages[k][i] / (std::sqrt(squares[k][i]) / s.root2 + s.eps);
+      double want = of.start[i] * s.fade - s.size * averages[k][i] / (std::sqrt(squares[k][i]) / s.root2 + s.eps);
       double allowed = sizeof(T) == 2 ? std::abs(want) / 128 : 1e-5;
       if (std::abs(wide(of.p[i]) - want) > allowed + 1e-6) return expect(false, which + " is updated otherwise");
     }

@@ -60,6 +60,14 @@ impl Browser {
     /// The answer to a request.
     #[track_caller]
     pub fn send(&mut self, method: &str, params: Value) -> Value {
+        let message = self.ask(method, params);
+        assert!(message["error"].is_null(), "{method}: {message}");
+        message["result"].clone()
+    }
+
+    /// The answer to a request, or its `error`.
+    #[track_caller]
+    fn ask(&mut self, method: &str, params: Value) -> Value {
         self.last += 1;
         let request = json!({ "id": self.last, "method": method, "params": params, "sessionId": self.session });
         let request = if self.session.is_none() {
@@ -72,8 +80,7 @@ impl Browser {
             let message = self.answers.recv_timeout(LIMIT).unwrap_or_else(|_| panic!("no answer to {method}"));
             self.note(&message);
             if message["id"] == self.last {
-                assert!(message["error"].is_null(), "{method}: {message}");
-                return message["result"].clone();
+                return message;
             }
         }
     }
@@ -112,7 +119,8 @@ impl Browser {
         let safe = format!("(() => {{ try {{ return !!({expression}) }} catch {{ return false }} }})()");
         loop {
             let params = json!({ "expression": safe, "returnByValue": true });
-            if self.send("Runtime.evaluate", params)["result"]["value"] == true {
+            // While it goes to another page there is none to ask.
+            if self.ask("Runtime.evaluate", params)["result"]["result"]["value"] == true {
                 return;
             }
             if began.elapsed() > LIMIT {
@@ -148,6 +156,16 @@ impl Browser {
             "Input.dispatchMouseEvent",
             json!({ "type": kind, "x": x, "y": y, "button": button, "clickCount": count }),
         );
+    }
+
+    /// A key without a letter.
+    pub fn press(&mut self, key: &str) {
+        let codes = [("End", 35), ("Home", 36), ("ArrowLeft", 37), ("ArrowRight", 39), ("Enter", 13)];
+        let code = codes.iter().find(|known| known.0 == key).unwrap().1;
+        for kind in ["rawKeyDown", "keyUp"] {
+            let event = json!({ "type": kind, "key": key, "code": key, "windowsVirtualKeyCode": code });
+            self.send("Input.dispatchKeyEvent", event);
+        }
     }
 
     /// The size of the page in pixels, and its colours.

@@ -3,6 +3,7 @@
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
+use std::os::unix::fs::PermissionsExt;
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
@@ -13,11 +14,17 @@ use crate::stand_ins::job;
 pub fn tests(suite: &mut Suite) {
     suite.test("ui::nobody_else_is_let_in", Needs::Nothing, nobody_else);
     suite.test("ui::plain_text_stays_on_this_machine", Needs::Nothing, plain_text);
+    suite.test("ui::no_argument_has_the_token", Needs::Nothing, opened);
     suite.test("ui::a_hostile_folder_harms_its_own_row", Needs::Nothing, hostile);
+    suite.test("ui::a_note_and_tags", Needs::Nothing, notes);
+    suite.test("ui::the_machine", Needs::Nothing, machine);
+    suite.test("ui::a_model_is_tried", Needs::Nothing, tried);
+    suite.test("ui::another_folder", Needs::Nothing, another_folder);
     suite.test("ui::read_only_does_nothing", Needs::Nothing, read_only);
     suite.test("ui::a_study_and_its_trials", Needs::Nothing, study);
     suite.test("ui::a_run_is_started_once", Needs::Nothing, started);
     suite.test("ui::many_runs", Needs::Nothing, many_runs);
+    suite.test("ui::trials_are_selected", Needs::Chromium, selected);
     suite.test("ui::in_a_browser", Needs::Chromium, in_a_browser);
 }
 
@@ -39,8 +46,11 @@ struct Got {
 
 impl Server {
     fn start(folder: &Folder, more: &[&str]) -> Self {
-        let args = [&["ui", "--listen", "127.0.0.1:0"], more].concat();
-        let mut child = folder.command(&args).spawn().unwrap();
+        Self::from(folder.command(&[&["ui", "--listen", "127.0.0.1:0"], more].concat()))
+    }
+
+    fn from(mut command: Command) -> Self {
+        let mut child = command.spawn().unwrap();
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
         let address = line.trim().to_owned();
@@ -162,6 +172,23 @@ fn plain_text() {
     folder.pipe(&["ui", "--listen", "0.0.0.0:0", "--proxy", "http://pipe.example.org"]).exits(2).says("https://");
 }
 
+/// Other users see the arguments of the browser, and may not read the page that it opens.
+fn opened() {
+    let folder = Folder::new();
+    let [browser, page, argument] = ["bin/xdg-open", "page", "argument"].map(|name| folder.path().join(name));
+    folder.write("bin/xdg-open", "#!/bin/sh\ncp -p \"$1\" \"$PWD/page\"\nprintf %s \"$*\" > \"$PWD/argument\"\n");
+    fs::set_permissions(&browser, fs::Permissions::from_mode(0o755)).unwrap();
+    let mut command = folder.command(&["ui", "--listen", "127.0.0.1:0", "--open"]);
+    let path = std::env::var("PATH").unwrap();
+    command.env("PATH", format!("{}:{path}", browser.parent().unwrap().display()));
+    let server = Server::from(command);
+    folder
+        .wait_until("the browser is open", || fs::read_to_string(&argument).is_ok_and(|text| text.ends_with(".html")));
+    assert!(!fs::read_to_string(&argument).unwrap().contains("token"));
+    assert_eq!(page.metadata().unwrap().permissions().mode() & 0o777, 0o600);
+    assert!(fs::read_to_string(&page).unwrap().contains(&format!("url={}\"", server.address)));
+}
+
 fn hostile() {
     let folder = job::folder("fit 5", "");
     folder.pipe(&["run", "job.yaml", "--engine", "process"]).exits(0);
@@ -185,6 +212,9 @@ fn hostile() {
     });
     edit(bad, "events.jsonl", &|text| text.replace("\"cpu\"", &engine) + "\u{0}\u{1}{}\n[[[[\n");
     fs::write(runs.join(bad).join("attempts/01/log.txt"), format!("{bad}\u{1b}[2J\u{202e}</pre><script>\n")).unwrap();
+    // A command would take its name for that of another run.
+    copy("latest");
+    edit("latest", "run.json", &|text| text.replace(&id, "latest"));
     fs::create_dir_all(runs.join("empty")).unwrap();
     fs::create_dir_all(runs.join("fifo")).unwrap();
     for file in ["run.json", "events.jsonl", "resolved.yaml"] {
@@ -210,6 +240,8 @@ fn hostile() {
     }
     // No command would find it by the name of its folder, or another run instead.
     assert!(page.body.contains("Its folder has another name") && !page.body.contains("act?do="), "{}", page.body);
+    let latest = server.page("act?do=remove&run=latest");
+    assert!(latest.status == 404 && latest.body.contains("begun last"), "{}", latest.body);
     for name in ["fifo", "huge", "damaged"] {
         assert_eq!(server.page(&format!("run/{name}")).status, 200, "{name}");
     }
@@ -221,6 +253,188 @@ fn hostile() {
     assert_eq!(server.page(&format!("run/{id}")).status, 200);
 }
 
+/// By the command and by the form; nothing of the record of the run changes.
+fn notes() {
+    let folder = job::folder("fit 5", "");
+    folder.pipe(&["run", "job.yaml", "--engine", "process"]).exits(0);
+    let run = folder.run_folder();
+    let id = run.file_name().unwrap().to_string_lossy().into_owned();
+    let record = |name: &str| fs::read(run.join(name)).unwrap();
+    let before = ["run.json", "lock.json", "resolved.yaml", "events.jsonl"].map(record);
+    let bad = "<img src=x>\n\u{1b}[2J & more";
+    folder.pipe(&["note", "latest", bad, "--tag", "baseline,seed:1"]).exits(0).prints("tags     baseline, seed:1");
+    folder.pipe(&["note", &id, "--tag", "a b"]).exits(2).says("letters, digits");
+    folder.pipe(&["note", &id, &"x".repeat(2001)]).exits(2).says("2000 characters");
+    let many: Vec<String> = (0..20).map(|tag| format!("t{tag}")).collect();
+    folder.pipe(&["note", &id, "--tag", &many.join(",")]).exits(2).says("22 tags").says("--untag");
+    folder.pipe(&["ls"]).exits(0).prints("tags: baseline, seed:1; <img src=x>");
+    folder.pipe(&["ls", "--tag", "seed:1,baseline", "-q"]).exits(0).prints(&id);
+    let none = folder.pipe(&["ls", "--tag", "other"]).exits(0).says("no run matches");
+    assert!(!none.stdout.contains(&id), "{}", none.stdout);
+    folder.pipe(&["show"]).exits(0).prints("note     <img src=x>\n         \\x1b[2J & more");
+    assert_eq!(folder.show()["tags"], serde_json::json!(["baseline", "seed:1"]));
+    let report = folder.pipe(&["report", "--out", "-"]).exits(0).stdout;
+    assert!(report.contains("<li>seed:1</li>") && report.contains("&lt;img src=x&gt;"), "{report}");
+    assert!(!report.contains("<img src=x"), "{report}");
+
+    let server = Server::start(&folder, &[]);
+    let list = server.page("?tag=seed%3A1").body;
+    assert!(list.contains("&lt;img src=x&gt;") && !list.contains("<img src=x") && list.contains(&id), "{list}");
+    let page = server.page(&format!("run/{id}")).body;
+    let field =
+        |name: &str| page.split(&format!("name=\"{name}\" value=\"")).nth(1).unwrap().split('"').next().unwrap();
+    let form = |rest: &str| format!("run={id}&form={}&had={}&was={}&{rest}", field("form"), field("had"), field("was"));
+    assert_eq!(field("had"), "baseline seed:1");
+    let origin = format!("Origin: http://{}", server.host);
+    let wrong = server.post("note", &form("note=x&tags=%3Cb%3E"), &[&origin]);
+    assert!(wrong.status == 409 && wrong.body.contains("is no tag"), "{}", wrong.body);
+    assert_eq!(server.post("note", &form("note=x"), &[]).status, 403);
+    // Somebody adds a tag while the page is open; it stays.
+    folder.pipe(&["note", &id, "--tag", "kept"]).exits(0);
+    for _ in 0..2 {
+        let got = server.post("note", &form("note=it%27s+--better&tags=best+baseline"), &[&origin]);
+        assert!(got.status == 303 && got.head.contains("done/1"), "{}", got.head);
+    }
+    folder.wait_until("the note is saved", || server.page("done/1").body.contains("<h1>Done</h1>"));
+    let done = server.page("done/1").body;
+    let shown = format!("pipe note --tag=best --untag=seed:1 -- {id} &quot;it&#39;s --better&quot;");
+    assert!(done.contains(&shown), "no {shown} in\n{done}");
+    let notes = folder.pipe(&["note", &id, "--json"]).exits(0).json();
+    assert_eq!(notes, serde_json::json!({ "note": "it's --better", "tags": ["baseline", "kept", "best"] }));
+    let page = server.page(&format!("run/{id}")).body;
+    assert!(page.contains("<li>kept</li>") && page.contains("it&#39;s --better</p>"), "{page}");
+    assert!(before == ["run.json", "lock.json", "resolved.yaml", "events.jsonl"].map(record));
+}
+
+/// The cards with who uses them, the queue, and what fits; also where there is nothing of that.
+fn machine() {
+    let folder = job::on_card("card free", "train: {batch: 8}\n", "16384 4096 120\n1 12288\n\n16384 16384");
+    let server = Server::start(&folder, &["--read-only"]);
+    let empty = server.page("machine").body;
+    for text in ["Card 0:", "12.0 GiB of 16.0 GiB in use", "(1, 12.0 GiB)", "capability 12.0", "lists no process"] {
+        assert!(empty.contains(text), "no {text:?} in\n{empty}");
+    }
+    assert!(empty.contains("No run holds a card") && empty.contains("Nothing is known yet"), "{empty}");
+
+    folder.pipe(&["run", "job.yaml", "--engine", "process", "--set", "container.gpus=1"]).exits(0);
+    let id = folder.run_folder().file_name().unwrap().to_string_lossy().into_owned();
+    let queue = folder.path().join("queue");
+    let hold = |number: u32, text: &str| {
+        let path = queue.join(format!("gpu-0-{number:08}"));
+        fs::write(&path, text).unwrap();
+        let file = fs::File::open(path).unwrap();
+        file.lock().unwrap();
+        file
+    };
+    let _held = [hold(1, &id), hold(2, "waiting-one"), hold(3, "<img src=x>")];
+    let page = server.page("machine").body;
+    let link = format!("<a href=\"run/{}\">{id}</a>", id.replace('-', "%2D"));
+    for text in [
+        format!("<li>{link}: has the card</li><li>waiting-one: waits for {link}</li>"),
+        format!("<li>(without a name): waits for {link} and 1 more</li>"),
+        "batch 8 fits".to_owned(),
+    ] {
+        assert!(page.contains(&text), "no {text:?} in\n{page}");
+    }
+    // A script asks for the parts that change by themselves.
+    let cookie = format!("Cookie: {}", server.cookie);
+    let parts = server.get(&format!("{}machine", server.base), &[&cookie, "X-Pipe-Parts: cards,queue"]).body;
+    assert!(parts.starts_with("<div id=\"part-cards\"") && !parts.contains("What fits"), "{parts}");
+
+    let folder = job::folder("fit 5", "");
+    let page = Server::start(&folder, &[]).page("machine").body;
+    let has_card = fs::exists("/dev/nvidiactl").unwrap_or(false);
+    assert!(has_card || page.contains("no NVIDIA card"), "{page}");
+    assert!(page.contains("<dt>processors</dt>") && page.contains("<dt>memory in use</dt>"), "{page}");
+}
+
+/// One prediction at a time, by `pipe predict`, which can be cancelled; nothing stays.
+fn tried() {
+    let folder = job::folder("learn", "evaluate: {every: 1}\nsave: {best: eval.loss}\n");
+    let temporary = folder.path().join("temporary");
+    fs::create_dir(&temporary).unwrap();
+    let folder = folder.env("TMPDIR", temporary.display());
+    folder.pipe(&["run", "job.yaml", "--engine", "process", "--set", "data.eval=train.jsonl"]).exits(0);
+    let id = folder.run_folder().file_name().unwrap().to_string_lossy().into_owned();
+    let server = Server::start(&folder, &[]);
+    let run = server.page(&format!("run/{id}")).body;
+    let path = format!("predict?run={}", id.replace('-', "%2D"));
+    assert!(run.contains(&format!("href=\"{path}\"")), "{run}");
+    let form = server.page(&path).body;
+    assert!(form.contains("source <textarea name=\"f0\"") && !form.contains("target"), "{form}");
+    let ask = |source: &str, headers: &[&str]| {
+        let field = |name: &str, value: &str| {
+            format!("--x\r\nContent-Disposition: form-data; name=\"{name}\"\r\n\r\n{value}\r\n")
+        };
+        let body = [field("run", &id), field("form", "1"), field("f0", source), "--x--\r\n".to_owned()].concat();
+        server.post("predict", &body, &[headers, &["Content-Type: multipart/form-data; boundary=x"]].concat())
+    };
+    let origin = format!("Origin: http://{}", server.host);
+    assert_eq!(ask("x", &[]).status, 403);
+    let first = ask("<i>soup</i>", &[&origin]);
+    assert!(first.status == 303 && first.head.contains("prediction/1"), "{}\n{}", first.head, first.body);
+    assert!(ask("<i>soup</i>", &[&origin]).head.contains("prediction/1"));
+    folder.wait_until("the answer", || server.page("prediction/1").body.contains("<h2>Answer</h2>"));
+    let page = server.page("prediction/1").body;
+    for text in [
+        "<p class=\"said\">&lt;I&gt;SOUP&lt;/I&gt;</p>",
+        "pipe predict --data rows.jsonl",
+        "&lt;i&gt;soup&lt;/i&gt;</textarea>",
+    ] {
+        assert!(page.contains(text), "no {text:?} in\n{page}");
+    }
+    assert!(ask("bad", &[&origin]).head.contains("prediction/2"));
+    folder.wait_until("the error", || server.page("prediction/2").body.contains("No answer"));
+    let page = server.page("prediction/2").body;
+    assert!(page.contains("rows.jsonl line 1: &lt;b&gt;no such dish") && !page.contains("temporary"), "{page}");
+    assert!(ask("sleep", &[&origin]).head.contains("prediction/3"));
+    let busy = ask("soup", &[&origin]);
+    assert!(busy.status == 409 && busy.body.contains("Another prediction"), "{}", busy.body);
+    let cancelled = server.post("cancel", "number=3", &[&origin]);
+    assert!(cancelled.status == 303 && cancelled.head.contains("prediction/3"), "{}", cancelled.head);
+    folder.wait_until("the end", || server.page("prediction/3").body.contains("It was cancelled."));
+    assert_eq!(fs::read_dir(&temporary).unwrap().map(|entry| entry.unwrap().file_name()).collect::<Vec<_>>(), [""; 0]);
+    let wrong = server.post("predict", "a=b", &[&origin]);
+    assert!(wrong.status == 409 && wrong.body.contains("not complete"), "{}", wrong.body);
+    assert_eq!(ask("", &[&origin]).status, 409);
+    let closed = Server::start(&folder, &["--read-only"]);
+    assert!(!closed.page(&format!("run/{id}")).body.contains("predict?run"));
+    assert_eq!(closed.page(&path).status, 404);
+}
+
+/// Runs of another folder are listed under its name, and acts are carried out there.
+fn another_folder() {
+    let folder = job::folder("fit 5", "");
+    folder.pipe(&["run", "job.yaml", "--engine", "process"]).exits(0);
+    let run = folder.run_folder();
+    let id = run.file_name().unwrap().to_string_lossy().into_owned();
+    let shared = folder.path().join("shared");
+    fs::create_dir(&shared).unwrap();
+    assert!(Command::new("cp").arg("-a").args([&run, &shared]).status().unwrap().success());
+    folder.pipe(&["ui", "--listen", "127.0.0.1:0", "nowhere"]).exits(1).says("nowhere");
+    let server = Server::start(&folder, &["shared"]);
+    let list = server.page("").body;
+    let address = format!("run/shared%2F{}", id.replace('-', "%2D"));
+    for text in
+        [format!("row-{id}\""), format!("row-shared/{id}\""), address.clone(), "href=\"./?q=shared%2F\"".to_owned()]
+    {
+        assert!(list.contains(&text), "no {text:?} in\n{list}");
+    }
+    assert_eq!(server.page("?q=shared/").body.matches("<tr id=").count(), 1);
+    let page = server.page(&address).body;
+    assert!(page.contains(&format!("PIPE_RUNS={} pipe show {id}", shared.display())), "{page}");
+    let origin = format!("Origin: http://{}", server.host);
+    let got = server.post("note", &format!("run=shared%2F{id}&form=1&tags=there"), &[&origin]);
+    assert_eq!(got.status, 303, "{}", got.body);
+    folder.wait_until("the note is saved", || server.page("done/1").body.contains("<h1>Done</h1>"));
+    assert!(fs::read_to_string(shared.join(&id).join("notes.json")).unwrap().contains("there"));
+    assert!(!run.join("notes.json").exists());
+    // A change there is seen too.
+    fs::remove_dir_all(shared.join(&id)).unwrap();
+    assert_eq!(server.page(&address).status, 404);
+    assert_eq!(server.page("run/shared%2F..%2Fshared").status, 404);
+}
+
 fn read_only() {
     let folder = job::folder("fit 5", "");
     folder.pipe(&["run", "job.yaml", "--engine", "process"]).exits(0);
@@ -228,17 +442,21 @@ fn read_only() {
     let server = Server::start(&folder, &["--read-only"]);
     let page = server.page(&format!("run/{id}")).body;
     assert!(page.contains("read only") && !page.contains("act?do=") && !page.contains("href=\"start\""), "{page}");
+    assert!(!page.contains("name=\"note\""), "{page}");
     let origin = format!("Origin: http://{}", server.host);
-    for (path, form) in
-        [("act", format!("do=remove&run={id}&form=1")), ("start", "step=run&file=job.yaml&form=2".to_owned())]
-    {
+    for (path, form) in [
+        ("act", format!("do=remove&run={id}&form=1")),
+        ("note", format!("note=x&run={id}&form=1")),
+        ("start", "step=run&file=job.yaml&form=2".to_owned()),
+    ] {
         let got = server.post(path, &form, &[&origin]);
         assert!(got.status == 409 && got.body.contains("--read-only"), "{path}: {}", got.body);
     }
     assert!(folder.run_folder().is_dir());
 }
 
-fn study() {
+/// A study of these values of `x`, and a server that shows it.
+fn search(space: &str, budget: &str) -> (Folder, Server) {
     let folder = job::folder("fit 5", "");
     let program = job::program().display();
     folder.write(
@@ -250,11 +468,18 @@ fn study() {
     );
     folder.write(
         "study.yaml",
-        "version: 1\ntune: search\npipeline: score.yaml\nobjective: {metric: score, direction: minimize}\n\
-         space:\n  vars.x: {low: -2.0, high: 1.8}\nbudget: {trials: 2}\nsampler: random\n",
+        format!(
+            "version: 1\ntune: search\npipeline: score.yaml\nobjective: {{metric: score, direction: minimize}}\n\
+             space:\n  vars.x: {space}\n{budget}\n"
+        ),
     );
     folder.pipe(&["tune", "run", "study.yaml"]).exits(0);
     let server = Server::start(&folder, &[]);
+    (folder, server)
+}
+
+fn study() {
+    let (_folder, server) = search("{low: -2.0, high: 1.8}", "budget: {trials: 2}\nsampler: random");
     let list = server.page("").body;
     assert!(list.contains("2 of 2 trials") && list.matches("<tr id=").count() == 1, "{list}");
     let trials = server.page("?parts=1").body;
@@ -264,6 +489,46 @@ fn study() {
     for text in ["id=\"parallel\"", "Parameter importance", "href=\"run/search%2D"] {
         assert!(page.contains(text), "no {text:?} in\n{page}");
     }
+}
+
+/// Trials are selected along an axis, by the pointer and by the keyboard.
+fn selected() {
+    let (folder, server) = search("[-1, 0, 1, 1.8]", "sampler: grid");
+    let list = server.page("").body;
+    let id = list.split("<tr id=\"row-").nth(1).and_then(|row| row.split('"').next()).unwrap();
+    let mut browser = Browser::start(folder.path());
+    browser.look(390, 800, "light");
+    browser.open(&server.address);
+    browser.wait_for("document.querySelector('#live').textContent === 'live'");
+    browser.open(&format!("http://{}{}run/{id}", server.host, server.base));
+    let faded = "document.querySelectorAll('#parallel .faded').length";
+    let says = "document.querySelector('#parallel .selected').textContent";
+    assert_eq!(browser.eval(faded), 0);
+    let [x, y] = browser.middle("#parallel .handle");
+    let height =
+        browser.eval("document.querySelector('#parallel .handle').getBoundingClientRect().height").as_f64().unwrap();
+    browser.mouse("mousePressed", x, y - 0.45 * height);
+    browser.mouse("mouseMoved", x, y - 0.1 * height);
+    browser.mouse("mouseReleased", x, y - 0.1 * height);
+    browser.wait_for(&format!("{faded} === 2 && {says} === '2 of 4 trials selected.'"));
+    let of_choices =
+        "[...document.querySelectorAll('#parallel select')].map(one => one.selectedOptions[0].text).join()";
+    assert_eq!(browser.eval(of_choices), "1,1.8");
+    browser.click("#parallel .handle");
+    browser.wait_for(&format!("{faded} === 0 && {says} === ''"));
+    assert_eq!(browser.eval(of_choices), "from,to");
+    assert_eq!(browser.eval("document.querySelector('#parallel .unselect').offsetHeight"), 0);
+
+    browser.click("#parallel summary");
+    browser.eval("document.querySelector('#parallel select').focus()");
+    browser.press("End");
+    browser.wait_for(&format!("{says} === '1 of 4 trials selected.'"));
+    browser.click("#parallel .unselect");
+    browser.eval("document.querySelector('#parallel [name=\"to-score\"]').focus()");
+    browser.send("Input.insertText", serde_json::json!({ "text": "1" }));
+    browser.wait_for(&format!("{says} === '2 of 4 trials selected.'"));
+    assert_eq!(browser.eval("document.documentElement.scrollWidth"), 390);
+    assert_eq!(browser.complaints, Vec::<String>::new());
 }
 
 /// The check and the plan come first, and a form that is sent twice starts one run.
@@ -346,12 +611,25 @@ fn in_a_browser() {
             .contains("batch 8 instead of 16")
     );
 
+    // Smoothing by the slider, with the keyboard: the raw curve stays, light.
+    let smooth = "document.querySelectorAll('#figure-loss g.curve .faint').length";
+    assert_eq!(browser.eval(smooth), 0);
+    browser.eval("document.querySelector('[data-sets=smooth]').focus()");
+    browser.press("End");
+    browser.wait_for(&format!("{smooth} === 1 && location.search.includes('smooth=0.999') && window.stays"));
+    browser.wait_for("document.querySelector('#curves .note').innerText.includes('smoothed by 0.999')");
+    browser.eval("document.querySelector('[name=smooth]').select()");
+    browser.send("Input.insertText", serde_json::json!({ "text": "0.5" }));
+    browser.wait_for(&format!("{smooth} === 1 && location.search.endsWith('smooth=0.5')"));
+    assert_eq!(browser.eval("document.querySelector('[data-sets=smooth]').value"), "0.5");
+
     // The value under the pointer, and a stretch that is drawn.
     let [x, y] = browser.middle("#figure-loss .scale");
     browser.mouse("mouseMoved", x, y);
     browser.wait_for(
         "!document.querySelector('#tip').hidden && document.querySelector('#tip').innerText.includes('step ')",
     );
+    assert!(browser.eval("document.querySelector('#tip').innerText").as_str().unwrap().contains("smoothed"));
     browser.mouse("mousePressed", x - 60.0, y);
     browser.mouse("mouseMoved", x + 40.0, y);
     browser.mouse("mouseReleased", x + 40.0, y);
@@ -385,6 +663,21 @@ fn in_a_browser() {
     browser.wait_for("document.querySelector('h1').innerText === 'Done'");
     assert_eq!(folder.show()["status"], "stopped");
 
+    // A note and tags are typed, and filter the runs.
+    browser.open(&format!("http://{}{}run/{slow}", server.host, server.base));
+    browser.click("#notes summary");
+    for (name, text) in [("tags", "slow-one kept"), ("note", "<b>stopped</b> by hand")] {
+        browser.eval(&format!("document.querySelector('#notes [name={name}]').focus()"));
+        browser.send("Input.insertText", serde_json::json!({ "text": text }));
+    }
+    browser.click("#notes button");
+    browser.wait_for("document.querySelector('h1').innerText === 'Done'");
+    browser.click("a.button");
+    browser.wait_for("document.querySelector('.remarks')?.innerText === '<b>stopped</b> by hand'");
+    browser.open(&format!("http://{}{}", server.host, server.base));
+    browser.click(".topic[href*='slow%2Done']");
+    browser.wait_for("document.querySelectorAll('tr[id]').length === 1 && location.search.includes('tag=')");
+
     // Two runs are selected and compared.
     browser.open(&format!("http://{}{}", server.host, server.base));
     browser.wait_for("document.querySelectorAll('[name=run]').length === 2");
@@ -406,7 +699,13 @@ fn in_a_browser() {
     browser.send("Input.insertText", serde_json::json!({ "text": "slow" }));
     browser.wait_for("document.querySelectorAll('tr[id]').length === 1 && location.search === '?q=slow'");
     browser.look(390, 800, "dark");
-    for path in [String::new(), format!("run/{id}"), format!("compare?run={id}&run={slow}"), "start".to_owned()] {
+    for path in [
+        String::new(),
+        format!("run/{id}"),
+        format!("compare?run={id}&run={slow}"),
+        "start".to_owned(),
+        "machine".to_owned(),
+    ] {
         browser.open(&format!("http://{}{}{path}", server.host, server.base));
         assert_eq!(browser.eval("document.documentElement.scrollWidth"), 390, "{path}");
     }

@@ -21,11 +21,14 @@ pub fn tests(suite: &mut Suite) {
     test("a_chain_of_one_minute_jobs", chain);
     test("in_a_container_and_without", containers);
     test("out_of_memory", |slurm| out_of_memory(slurm, "container: {gpus: 0, cpus: 1, memory: 155m}\n"));
-    test("another_job_and_a_restarted_controller", preempted_and_restarted);
+    test("another_job", preempted);
     test("stopped_killed_and_cancelled", stopped_killed_and_cancelled);
     test("two_nodes", two_nodes);
     test("what_the_cluster_refuses_and_doctor", refused);
-    test("many_runs_ask_as_often_as_one", many_runs);
+    on_cluster(suite, "clusters::many_runs_ask_as_often_as_one", Needs::Slurm, many_runs);
+    suite.last_is_thorough();
+    on_cluster(suite, "clusters::a_restarted_controller", Needs::Slurm, restarted_controller);
+    suite.last_is_thorough();
     let limit = |slurm: &Slurm| out_of_memory(slurm, "container: {gpus: 0, cpus: 1}\nmemory: {limit: 270m}\n");
     on_cluster(suite, "clusters::out_of_memory_of_a_limit", Needs::Slurm, limit);
     suite.last_is_thorough();
@@ -137,8 +140,7 @@ fn lost_node_of_two(slurm: &Slurm) {
     is_undisturbed(&folder);
 }
 
-fn preempted_and_restarted(slurm: &Slurm) {
-    restarted_controller(slurm);
+fn preempted(slurm: &Slurm) {
     let folder = slurm.with(prepared(&format!("{}{SMALL}", train(STEPS))));
     let running = folder.start(&["run", "t5.yaml"]);
     folder.wait_for_log(1, "\"step\":6,");

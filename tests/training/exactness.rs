@@ -20,7 +20,7 @@ pub fn tests(suite: &mut Suite) {
     suite.test("exactness::kernel_kills_and_the_curve_is_the_same::docker", Needs::Docker, || {
         falling_batches("docker", "container: {gpus: 0, cpus: 1, memory: 230m}\n");
     });
-    suite.test("exactness::allocation_fails_and_the_curve_is_the_same::process", Needs::Nothing, || {
+    suite.thorough("exactness::allocation_fails_and_the_curve_is_the_same::process", Needs::Nothing, || {
         falling_batches("process", "container: {gpus: 0, cpus: 1}\nmemory: {limit: 230m}\n");
     });
     suite.thorough("exactness::in_the_middle_of_a_run::docker", Needs::Docker, || {

@@ -35,6 +35,8 @@ const THOROUGH: &[&str] = &[
     "a_table_of_many_numbers",
     "a_table_with_missing_values",
     "a_table_with_a_number_to_predict",
+    "a_table_of_sensors",
+    "plain_text",
 ];
 
 /// Data as somebody brings it.

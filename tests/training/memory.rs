@@ -14,7 +14,7 @@ pub fn tests(suite: &mut Suite) {
     suite.thorough("memory::fit_names_a_batch_that_runs::docker", Needs::Docker, || fit("docker"));
     suite.any_engine("memory::auto_finds_it_in_the_same_attempt", auto);
     suite.other_daemons("memory::auto_finds_it_in_the_same_attempt", false, || auto("docker"));
-    suite.each_engine("memory::a_killed_fit_is_resumed_as_a_fit", killed_fit);
+    suite.any_engine("memory::a_killed_fit_is_resumed_as_a_fit", killed_fit);
 }
 
 fn limits(engine: &str) -> &'static str {

@@ -21,7 +21,7 @@ pub fn tests(suite: &mut Suite) {
     suite.thorough("ranks::killed_pipe::process", Needs::Nothing, || killed("process"));
     suite.thorough("ranks::killed_pipe::docker", Needs::Docker, || killed("docker"));
     suite.test("ranks::a_frozen_launcher_is_reported_and_can_be_stopped", Needs::Nothing, frozen_launcher);
-    suite.test("ranks::stopped_with_three_and_resumed_with_two", Needs::Nothing, another_number);
+    suite.thorough("ranks::stopped_with_three_and_resumed_with_two", Needs::Nothing, another_number);
 }
 
 fn train(ranks: u32) -> String {

@@ -20,6 +20,9 @@ use crate::model::{Definition, Drawn, Mode, Model, Setup, Start};
 use crate::storage::{TensorFiles, tensor_files};
 use crate::torch;
 
+/// The scale of the loss, as in a training: small gradients would become 0 in fp16.
+const HALF_SCALE: f64 = 1024.0;
+
 pub fn parity(args: &ParityArgs) -> Result<(), TrainerError> {
     let definition = Definition::from_folder(&args.model)?.with_adapter_folder(args.adapter.as_deref())?;
     let definition = definition.with_quantized(super::quantize(args.quantize.as_deref())?);
@@ -32,9 +35,8 @@ pub fn parity(args: &ParityArgs) -> Result<(), TrainerError> {
         true => packed(&rows, &definition.task_data()?, model.as_ref(), setup.device, args.packed)?,
         false => rows.shallow_clone(),
     };
-    // The gradient is that of a training step, in which nothing is dropped.
-    let mode = Mode::Train(Drawn::new(0, 0));
-    let mut compared = Compared::compute(model.as_ref(), &part, if args.packed { &part } else { &rows }, mode)?;
+    let scale = if setup.kinds.compute == Kind::Half { HALF_SCALE } else { 1.0 };
+    let mut compared = Compared::compute(model.as_ref(), &part, if args.packed { &part } else { &rows }, scale)?;
     if args.packed {
         compared.pad(&rows)?;
     }
@@ -82,14 +84,17 @@ struct Compared {
 }
 
 impl Compared {
-    /// Loss and gradients of `part`, as a training has them, and the outputs of `rows`, which are the same samples.
-    fn compute(model: &dyn Model, part: &Part, rows: &Part, mode: Mode) -> Result<Self, TrainerError> {
+    /// Loss and gradients of `part`, as a training has them with this scale of the loss, and the outputs of `rows`, which are
+    /// the same samples.
+    fn compute(model: &dyn Model, part: &Part, rows: &Part, scale: f64) -> Result<Self, TrainerError> {
+        // The gradient is that of a training step, in which nothing is dropped.
+        let mode = Mode::Train(Drawn::new(0, 0));
         let loss = match model.contrastive() {
             Some(contrastive) => contrastive.loss(&contrastive.embed(part, mode)?)?,
             None => model.loss_sum(part, mode)?.f_div_scalar(model.targets(part)?)?,
         };
-        loss.f_backward()?;
-        let gradients = wide(model.weights().gradients()?)?;
+        loss.f_mul_scalar(scale)?.f_backward()?;
+        let gradients = wide(model.weights().gradients()?, scale)?;
         let logits = tch::no_grad(|| model.logits(rows, Mode::Eval))?.f_to_kind(Kind::Float)?;
         let mut others = Vec::new();
         if let Some(encoder) = model.encoder() {
@@ -129,8 +134,9 @@ impl Compared {
     }
 }
 
-fn wide(tensors: Vec<Tensor>) -> Result<Vec<Tensor>, TrainerError> {
-    tensors.iter().map(|tensor| Ok(tensor.f_to_kind(Kind::Float)?)).collect()
+/// In fp32, and without the scale of the loss.
+fn wide(tensors: Vec<Tensor>, scale: f64) -> Result<Vec<Tensor>, TrainerError> {
+    tensors.iter().map(|tensor| Ok(tensor.f_to_kind(Kind::Float)?.f_div_scalar(scale)?)).collect()
 }
 
 /// Every tensor of the file, by the name that the model knows it by.

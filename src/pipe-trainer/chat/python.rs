@@ -15,6 +15,8 @@ const FUEL: u64 = 20_000_000;
 const DEEPEST_CALL: usize = 100;
 /// Lists in lists that a value may be. JSON of conversations has up to 128.
 const DEEPEST_VALUE: usize = 200;
+/// Values inside of one, each as often as it is written: a list of twice the same list doubles with each turn of a loop.
+const MOST_VALUES: usize = 1_000_000;
 
 /// `raise_exception` of a template.
 #[derive(Debug)]
@@ -74,33 +76,47 @@ fn shallow(value: Value) -> Result<Value, Error> {
         ValueKind::Iterable => value.try_iter()?.collect(),
         _ => value,
     };
-    match is_within(&value, DEEPEST_VALUE, true) {
-        true => Ok(value),
-        false => Err(invalid(format!("a value is nested more than {DEEPEST_VALUE} deep"))),
-    }
+    Inside { left: MOST_VALUES, may_be_namespaces: true }.check(&value, DEEPEST_VALUE)?;
+    Ok(value)
 }
 
 /// The same for what a namespace keeps, which would have no end if that were the namespace itself.
 fn shallow_member(value: Value) -> Result<Value, Error> {
     let value = shallow(value)?;
-    match is_within(&value, DEEPEST_VALUE, false) {
-        true => Ok(value),
-        false => Err(invalid("a namespace cannot be kept in a namespace")),
-    }
+    Inside { left: MOST_VALUES, may_be_namespaces: false }.check(&value, DEEPEST_VALUE)?;
+    Ok(value)
 }
 
-fn is_within(value: &Value, depth: usize, may_be_namespace: bool) -> bool {
-    let is_map = value.kind() == ValueKind::Map;
-    if !is_map && !matches!(value.kind(), ValueKind::Seq | ValueKind::Iterable) {
-        return true;
+/// The limits on what is inside of a value.
+struct Inside {
+    left: usize,
+    may_be_namespaces: bool,
+}
+
+impl Inside {
+    fn check(&mut self, value: &Value, depth: usize) -> Result<(), Error> {
+        let Some(left) = self.left.checked_sub(1) else {
+            return Err(invalid(format!("a value has more than {MOST_VALUES} others inside")));
+        };
+        self.left = left;
+        let is_map = value.kind() == ValueKind::Map;
+        if !is_map && !matches!(value.kind(), ValueKind::Seq | ValueKind::Iterable) {
+            return Ok(());
+        }
+        if !self.may_be_namespaces
+            && value.as_object().is_some_and(|object| object.type_name().ends_with("::Namespace"))
+        {
+            return Err(invalid("a namespace cannot be kept in a namespace"));
+        }
+        let Some(depth) = depth.checked_sub(1) else {
+            return Err(invalid(format!("a value is nested more than {DEEPEST_VALUE} deep")));
+        };
+        let Ok(mut all) = value.try_iter() else { return Ok(()) };
+        all.try_for_each(|one| match is_map {
+            true => value.get_item(&one).map_or(Ok(()), |found| self.check(&found, depth)),
+            false => self.check(&one, depth),
+        })
     }
-    let is_namespace = || value.as_object().is_some_and(|object| object.type_name().ends_with("::Namespace"));
-    let Some(depth) = depth.checked_sub(1).filter(|_| may_be_namespace || !is_namespace()) else { return false };
-    let inside = |one: Value| match is_map {
-        true => value.get_item(&one).map_or(true, |found| is_within(&found, depth, may_be_namespace)),
-        false => is_within(&one, depth, may_be_namespace),
-    };
-    value.try_iter().map_or(true, |mut all| all.all(inside))
 }
 
 /// `str(value)`.

@@ -321,6 +321,10 @@ mod tests {
                 "nested more than 200",
             ),
             (
+                "{% set n = namespace(x=[0]) %}{% for a in range(150) %}{% set n.x = [n.x, n.x] %}{% endfor %}",
+                "more than 1000000 others",
+            ),
+            (
                 "{% set n = namespace(x=[]) %}{% set n.x = [n] %}{{ n.x | tojson }}",
                 "a namespace cannot be kept in a namespace",
             ),

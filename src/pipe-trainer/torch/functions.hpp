@@ -665,8 +665,9 @@ inline Tensor to_card(const Tensor& tensor, c10::Device device) {
 // The noise is a hash of the values at hand, their place and the step, so that it needs no generator and a resumed run draws the same.
 // Formula of torch.optim.AdamW; all arithmetic in fp32, only what is stored is rounded. As in kernels.cu.
 
+// new1 and new2 are 1 - beta, and fade is 1 - lr * decay, each rounded once: 1 - 0.999f would be 5e-5 beside 0.001.
 struct AdamW {
-  float lr, beta1, beta2, eps, decay, root2, size;
+  float beta1, beta2, new1, new2, eps, fade, root2, size;
   uint32_t seed;
 };
 
@@ -692,9 +693,9 @@ inline void adamw_bf16_cpu(const Tensor& p, const Tensor& g, const Tensor& m, co
   at::parallel_for(0, p.numel(), 1 << 15, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; i++) {
       float grad = float(pg[i]) * scale;
-      float average = float(pm[i]) + (grad - float(pm[i])) * (1 - s.beta1);
-      float square = float(pv[i]) * s.beta2 + grad * grad * (1 - s.beta2);
-      float w = float(pp[i]) * (1 - s.lr * s.decay) - s.size * average / (std::sqrt(square) / s.root2 + s.eps);
+      float average = float(pm[i]) + (grad - float(pm[i])) * s.new1;
+      float square = float(pv[i]) * s.beta2 + grad * grad * s.new2;
+      float w = float(pp[i]) * s.fade - s.size * average / (std::sqrt(square) / s.root2 + s.eps);
       uint32_t h = mixed(bits(grad) * 0x9E3779B1u ^ bits(average) * 0x85EBCA77u ^ bits(w) * 0xC2B2AE3Du ^
                          (s.seed + uint32_t(i)) * 0x27D4EB2Fu);
       pp[i] = rounded(w, h);

@@ -776,8 +776,9 @@ template <typename T> struct Parameter {
   u64 first;  // the first block that works on it
 };
 
+// As in functions.hpp.
 struct AdamW {
-  float lr, beta1, beta2, eps, decay, root2, size;
+  float beta1, beta2, new1, new2, eps, fade, root2, size;
   u32 seed;
 };
 
@@ -787,10 +788,10 @@ __device__ inline void rounded(BF16& to, float x, u32 noise) {
 
 __device__ inline void update(BF16& p, BF16 g, BF16& m, BF16& v, u64 place, float scale, const AdamW& s) {
   float grad = wide(g) * scale;
-  float average = wide(m) + (grad - wide(m)) * (1 - s.beta1);
-  float square = wide(v) * s.beta2 + grad * grad * (1 - s.beta2);
+  float average = wide(m) + (grad - wide(m)) * s.new1;
+  float square = wide(v) * s.beta2 + grad * grad * s.new2;
   // What is rounded to eight bits needs no exact root: with one the card would compute longer than it moves memory.
-  float w = wide(p) * (1 - s.lr * s.decay) - s.size * average * fast_reciprocal(fast_root(square) * (1 / s.root2) + s.eps);
+  float w = wide(p) * s.fade - s.size * average * fast_reciprocal(fast_root(square) * (1 / s.root2) + s.eps);
   u32 h = __float_as_uint(grad) * 0x9E3779B1u ^ __float_as_uint(average) * 0x85EBCA77u ^
           __float_as_uint(w) * 0xC2B2AE3Du ^ (s.seed + u32(place)) * 0x27D4EB2Fu;
   h ^= h >> 15; h *= 0x2C1B3C6Du; h ^= h >> 12; h *= 0x297A2D39u; h ^= h >> 15;
@@ -803,9 +804,9 @@ __device__ inline void update(BF16& p, BF16 g, BF16& m, BF16& v, u64 place, floa
 
 __device__ inline void update(float& p, float g, float& m, float& v, u64, float scale, const AdamW& s) {
   float grad = g * scale;
-  m += (grad - m) * (1 - s.beta1);
-  v = v * s.beta2 + grad * grad * (1 - s.beta2);
-  p = p * (1 - s.lr * s.decay) - s.size * m / (sqrtf(v) / s.root2 + s.eps);
+  m += (grad - m) * s.new1;
+  v = v * s.beta2 + grad * grad * s.new2;
+  p = p * s.fade - s.size * m / (sqrtf(v) / s.root2 + s.eps);
 }
 
 // Each block takes `chunk` elements of one parameter.

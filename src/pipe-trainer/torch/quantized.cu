@@ -143,12 +143,6 @@ struct NarrowParameter {
   u64 first;  // the first block of threads that works on it
 };
 
-// As in quantized.hpp.
-struct NarrowStep {
-  AdamW of;
-  float new1, new2;  // 1 - beta, rounded once: codes of numbers near 0 tell the difference
-};
-
 __device__ inline float warp_maximum(float x) {
 #pragma unroll
   for (int lane = 16; lane > 0; lane >>= 1) {
@@ -177,8 +171,7 @@ __device__ inline void store_weight(float& to, float x, u32) { to = x; }
 __device__ inline void store_weight(BF16& to, float x, u32 noise) { rounded(to, x, noise); }
 
 template <typename T>
-__global__ void adamw_8bit(const NarrowParameter* parameters, u32 count, const float* maps, const float* gradient_scale, NarrowStep step) {
-  const AdamW& s = step.of;
+__global__ void adamw_8bit(const NarrowParameter* parameters, u32 count, const float* maps, const float* gradient_scale, AdamW s) {
   __shared__ float numbers[2][256];
   __shared__ float middles[2][256];
   for (u32 i = threadIdx.x; i < 512; i += blockDim.x) {
@@ -202,9 +195,9 @@ __global__ void adamw_8bit(const NarrowParameter* parameters, u32 count, const f
     m[i] = v[i] = 0;
     if (at + i * 32 >= of.n) continue;
     float grad = wide(g[at + i * 32]) * scale;
-    m[i] = numbers[0][of.m[at + i * 32]] * m_scale * s.beta1 + grad * step.new1;
-    v[i] = numbers[1][of.v[at + i * 32]] * v_scale * s.beta2 + grad * grad * step.new2;
-    float w = wide(p[at + i * 32]) * (1 - s.lr * s.decay) - s.size * m[i] / (sqrtf(v[i]) / s.root2 + s.eps);
+    m[i] = numbers[0][of.m[at + i * 32]] * m_scale * s.beta1 + grad * s.new1;
+    v[i] = numbers[1][of.v[at + i * 32]] * v_scale * s.beta2 + grad * grad * s.new2;
+    float w = wide(p[at + i * 32]) * s.fade - s.size * m[i] / (sqrtf(v[i]) / s.root2 + s.eps);
     u32 h = __float_as_uint(grad) * 0x9E3779B1u ^ __float_as_uint(m[i]) * 0x85EBCA77u ^ __float_as_uint(w) * 0xC2B2AE3Du ^
             (s.seed + u32(at + i * 32)) * 0x27D4EB2Fu;
     h ^= h >> 15; h *= 0x2C1B3C6Du; h ^= h >> 12; h *= 0x297A2D39u; h ^= h >> 15;

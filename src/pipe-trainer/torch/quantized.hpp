@@ -147,12 +147,6 @@ struct NarrowMoments {
 
 constexpr int64_t MOMENT_BLOCK = 256;
 
-// The numbers of a step, with 1 - beta rounded once: codes of numbers near 0 tell the difference.
-struct NarrowStep {
-  AdamW of;
-  float new1, new2;
-};
-
 // The code of the nearest of 256 numbers: how many of the middles between them are below x.
 inline uint8_t nearest(const float* middles, float x) {
   return uint8_t(std::lower_bound(middles, middles + 255, x) - middles);
@@ -162,8 +156,7 @@ inline void store_weight(float& to, float x, uint32_t) { to = x; }
 inline void store_weight(at::BFloat16& to, float x, uint32_t noise) { to = rounded(x, noise); }
 
 template <typename T>
-void update_8bit(const NarrowMoments& of, const float* maps, float scale, const NarrowStep& step) {
-  const auto& s = step.of;
+void update_8bit(const NarrowMoments& of, const float* maps, float scale, const AdamW& s) {
   float middles[2][255];
   for (int i = 0; i < 255; i++) {
     for (int map : {0, 1}) middles[map][i] = (maps[map * 256 + i] + maps[map * 256 + i + 1]) * 0.5f;
@@ -181,9 +174,9 @@ void update_8bit(const NarrowMoments& of, const float* maps, float scale, const 
       for (int64_t k = 0; k < count; k++) {
         int64_t i = first + k;
         float grad = float(g[i]) * scale;
-        float average = averages[k] = maps[m[i]] * m_scales[block] * s.beta1 + grad * step.new1;
-        float square = squares[k] = maps[256 + v[i]] * v_scales[block] * s.beta2 + grad * grad * step.new2;
-        float w = float(p[i]) * (1 - s.lr * s.decay) - s.size * average / (std::sqrt(square) / s.root2 + s.eps);
+        float average = averages[k] = maps[m[i]] * m_scales[block] * s.beta1 + grad * s.new1;
+        float square = squares[k] = maps[256 + v[i]] * v_scales[block] * s.beta2 + grad * grad * s.new2;
+        float w = float(p[i]) * s.fade - s.size * average / (std::sqrt(square) / s.root2 + s.eps);
         store_weight(p[i], w, mixed(bits(grad) * 0x9E3779B1u ^ bits(average) * 0x85EBCA77u ^ bits(w) * 0xC2B2AE3Du ^
                                     (s.seed + uint32_t(i)) * 0x27D4EB2Fu));
         most_m = std::max(most_m, std::abs(average));
@@ -205,7 +198,7 @@ struct NarrowParameter {
   uint64_t n, first;
 };
 
-inline void update_8bit_on_card(const std::vector<NarrowMoments>& all, const Tensor& maps, const Tensor& scale, const NarrowStep& step) {
+inline void update_8bit_on_card(const std::vector<NarrowMoments>& all, const Tensor& maps, const Tensor& scale, const AdamW& s) {
   auto kernel = kernels::adamw_8bit(cuda::type_of(all[0].p.scalar_type()));
   const uint64_t numbers = kernel.threads / 32 * MOMENT_BLOCK;
   auto table = at::empty({int64_t(all.size() * sizeof(NarrowParameter))}, at::kByte);
@@ -222,5 +215,5 @@ inline void update_8bit_on_card(const std::vector<NarrowMoments>& all, const Ten
   }
   auto there = to_card(table, all[0].p.device());
   const void *pt = there.data_ptr(), *pm = maps.data_ptr(), *ps = scale.data_ptr();
-  cuda::launch(all[0].p.device(), kernel, blocks, pt, uint32_t(all.size()), pm, ps, step);
+  cuda::launch(all[0].p.device(), kernel, blocks, pt, uint32_t(all.size()), pm, ps, s);
 }

@@ -241,7 +241,8 @@ AdamW adamw_of(const AdamWStep& numbers, uint64_t seed) {
   double correction1 = 1 - std::pow(beta1, double(step)), correction2 = 1 - std::pow(beta2, double(step));
   // Differs from step to step in bits that the hash spreads.
   auto noise = uint32_t((step * 0x9E3779B97F4A7C15ull ^ seed * 0xD1B54A32D192ED03ull) >> 32);
-  return {float(lr), float(beta1), float(beta2), float(eps), float(decay), float(std::sqrt(correction2)), float(lr / correction1), noise};
+  return {float(beta1), float(beta2), float(1 - beta1), float(1 - beta2), float(eps), float(1 - lr * decay),
+          float(std::sqrt(correction2)), float(lr / correction1), noise};
 }
 
 // Whether the kernel takes parameters and gradients in fp32: all of them are.
@@ -291,7 +292,7 @@ char* pipe_adamw_8bit(Tensor** tensors, size_t count, Tensor* maps, Tensor* scal
     std::vector<NarrowMoments> all;
     auto of = [&](size_t what, size_t i) { return *tensors[what * count + i]; };
     for (size_t i = 0; i < count; i++) all.push_back({of(0, i), of(1, i), of(2, i), of(3, i), of(4, i), of(5, i)});
-    NarrowStep step{adamw_of(*numbers, seed), float(1 - numbers->beta1), float(1 - numbers->beta2)};
+    auto step = adamw_of(*numbers, seed);
     if (all[0].p.is_cuda()) return update_8bit_on_card(all, *maps, *scale, step);
     auto* by_code = maps->data_ptr<float>();
     auto factor = scale->item<float>();

@@ -617,7 +617,8 @@ impl Worker {
 
     /// The files that tell of a run: `run.json` first, since it is the oldest then, as after a kill.
     fn records(&self) -> Vec<String> {
-        let fixed = ["run.json", "pipeline.yaml", "resolved.yaml", "lock.json", "events.jsonl", "pipe.log"];
+        let fixed =
+            ["run.json", "pipeline.yaml", "resolved.yaml", "lock.json", "events.jsonl", "pipe.log", "notes.json"];
         let mut records: Vec<String> = fixed.map(str::to_owned).into();
         for number in 1..=MAX_FILES as u32 {
             let folder = self.folder.attempt(number);

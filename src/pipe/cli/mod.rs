@@ -13,7 +13,8 @@ use machine::{ImageCommand, LedgerCommand, ManArgs, PruneArgs};
 use pipe_spec::PipeExit;
 use pipeline::{CheckArgs, InitArgs, PlanArgs, PredictArgs, RunArgs, StartArgs};
 use runs::{
-    AttachArgs, DiffArgs, LogsArgs, LsArgs, ReportArgs, ReproduceArgs, ResumeArgs, RmArgs, ShowArgs, StopArgs, UiArgs,
+    AttachArgs, DiffArgs, LogsArgs, LsArgs, NoteArgs, ReportArgs, ReproduceArgs, ResumeArgs, RmArgs, ShowArgs,
+    StopArgs, UiArgs,
 };
 use tracing::level_filters::LevelFilter;
 use tracing_log::{AsLog, LogTracer};
@@ -52,7 +53,7 @@ const GROUPS: [(&str, &[&str]); 5] = [
     ("Start here", &["init", "check", "plan", "run"]),
     ("Run", &["fit", "tune", "predict", "stop", "resume", "rm"]),
     ("Watch", &["ls", "show", "attach", "logs", "ui"]),
-    ("Understand", &["report", "diff", "reproduce"]),
+    ("Understand", &["report", "diff", "reproduce", "note"]),
     ("Machine", &["doctor", "image", "prune", "ledger", "schema", "completions", "man", "help"]),
 ];
 
@@ -76,6 +77,9 @@ enum Command {
     Ls(LsArgs),
     /// Show one run: attempts, why they ended, evaluations, its model
     Show(ShowArgs),
+    /// Give a run a note and tags, or print them
+    #[command(after_help = "Without a text and tags it prints what the run has. They change nothing of the run.")]
+    Note(NoteArgs),
     /// Predict the rows of a file with the model of a run
     #[command(after_help = "Where the rows have labels, the model is evaluated on them too.")]
     Predict(PredictArgs),
@@ -220,6 +224,7 @@ fn dispatch(command: Command, quiet: bool) -> Result<(), Error> {
         }
         Command::Ls(args) => command::ls::run(&args.options(quiet)),
         Command::Show(args) => command::show::run(&args.run, args.json),
+        Command::Note(args) => command::note::run(&args.run, args.change(), args.json),
         Command::Predict(args) => command::predict::run(&args.options(quiet)),
         Command::Report(args) => command::report::run(&args.runs, args.out.as_deref()),
         Command::Diff(args) => command::diff::run(&args.first, &args.second, args.json),

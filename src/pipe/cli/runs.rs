@@ -9,7 +9,7 @@ use pipe_spec::{Status, Variables};
 
 use crate::command;
 use crate::report::Output;
-use crate::run::{Filter, Since, runs_folder};
+use crate::run::{Filter, NoteText, NotesChange, Since, Tag, runs_folder};
 use crate::system::clock::now;
 use crate::system::files::absolute;
 use crate::ui::UiOptions;
@@ -25,6 +25,9 @@ pub struct LsArgs {
     /// List only runs that were started since then: 90m, 12h, 2d or 1w ago, or a date (UTC): 2026-01-31
     #[arg(long, value_name = "TIME")]
     since: Option<Since>,
+    /// List only runs with this tag of `pipe note` (can be repeated, or separated by commas: runs with all of them)
+    #[arg(long, value_delimiter = ',', value_name = "TAG")]
+    tag: Vec<Tag>,
     /// List at most NUMBER runs
     #[arg(long, value_name = "NUMBER")]
     limit: Option<usize>,
@@ -41,8 +44,8 @@ pub struct LsArgs {
 
 impl LsArgs {
     pub fn options(self, quiet: bool) -> command::ls::LsOptions {
-        let Self { status, name, since, limit, trials, sort, json } = self;
-        let filter = Filter { statuses: status, name, since: since.map(|since| since.seconds(now())) };
+        let Self { status, name, since, tag, limit, trials, sort, json } = self;
+        let filter = Filter { statuses: status, name, since: since.map(|since| since.seconds(now())), tags: tag };
         command::ls::LsOptions { filter, limit, trials, sort: sort.into(), output: Output::new(json, quiet) }
     }
 }
@@ -78,6 +81,30 @@ pub struct ShowArgs {
     /// Print the run as JSON
     #[arg(long)]
     pub json: bool,
+}
+
+#[derive(Args)]
+pub struct NoteArgs {
+    /// An id, the beginning of an id, or latest
+    pub run: String,
+    /// The new note, up to 2000 characters; '' removes it
+    #[arg(value_name = "TEXT")]
+    note: Option<NoteText>,
+    /// Add a tag (can be repeated, or separated by commas)
+    #[arg(long, value_delimiter = ',', value_name = "TAG")]
+    tag: Vec<Tag>,
+    /// Remove a tag (can be repeated, or separated by commas)
+    #[arg(long, value_delimiter = ',', value_name = "TAG")]
+    untag: Vec<Tag>,
+    /// Print the note and the tags as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+impl NoteArgs {
+    pub fn change(&self) -> NotesChange {
+        NotesChange { note: self.note.clone(), add: self.tag.clone(), remove: self.untag.clone() }
+    }
 }
 
 #[derive(Args)]
@@ -195,13 +222,16 @@ pub struct RmArgs {
 
 #[derive(Args)]
 pub struct UiArgs {
+    /// Show the runs of these folders too, beside those of PIPE_RUNS
+    #[arg(value_name = "FOLDER")]
+    folders: Vec<PathBuf>,
     /// Listen at this address instead of 127.0.0.1:7473; port 0 is any free one
     #[arg(long, value_name = "ADDRESS:PORT")]
     listen: Option<SocketAddr>,
     /// The address of a proxy with TLS in front: https://pipe.example.org; required to listen beyond this machine
     #[arg(long, value_name = "URL")]
     proxy: Option<String>,
-    /// Show runs, and let nobody start, stop, resume or remove one
+    /// Only show: nobody can start, stop, resume, remove, note or try a run
     #[arg(long)]
     read_only: bool,
     /// Open the address in a browser
@@ -211,8 +241,9 @@ pub struct UiArgs {
 
 impl UiArgs {
     pub fn options(self) -> UiOptions {
-        let Self { listen, proxy, read_only, open } = self;
+        let Self { folders, listen, proxy, read_only, open } = self;
         let runs = absolute(&runs_folder());
-        UiOptions { listen, proxy, read_only, open, runs, variables: Variables::of_process(None) }
+        let others = folders.iter().map(|folder| absolute(folder)).collect();
+        UiOptions { listen, proxy, read_only, open, runs, others, variables: Variables::of_process(None) }
     }
 }

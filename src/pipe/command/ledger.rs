@@ -1,6 +1,5 @@
 //! `pipe ledger`: lists, shows and removes the measurements of earlier runs.
 
-use pipe_spec::pipeline::Checkpointing;
 use pipe_spec::text::count;
 
 use crate::error::Error;
@@ -13,24 +12,8 @@ pub fn ls(json: bool) -> Result<(), Error> {
         print_json(&entries.iter().map(named).collect::<Vec<_>>());
         return Ok(());
     }
-    let mut table = Table::new(&["id", "model", "precision", "optimizer", "tokens", "on", "known"]);
-    for entry in &entries {
-        let key = &entry.key;
-        let checkpointing = match key.checkpointing {
-            Checkpointing::Off => "",
-            Checkpointing::On => " (checkpointing)",
-            Checkpointing::Auto => " (checkpointing: auto)",
-        };
-        table.row(vec![
-            key.id(),
-            key.arch.clone(),
-            format!("{}{checkpointing}", text(&key.precision)),
-            text(&key.optimizer),
-            if key.longest.is_empty() { "-".to_owned() } else { key.longest.clone() },
-            key.gpu.clone(),
-            entry.summary(),
-        ]);
-    }
+    let mut table = Table::new(&LedgerEntry::HEAD);
+    entries.iter().for_each(|entry| table.row(entry.cells().into()));
     print(&table.on_stdout());
     Ok(())
 }
@@ -84,8 +67,4 @@ fn matching(id: &str) -> Result<Vec<LedgerEntry>, Error> {
 
 fn named(entry: &LedgerEntry) -> serde_json::Value {
     serde_json::json!({ "id": entry.key.id(), "key": entry.key, "facts": entry.facts })
-}
-
-fn text(value: &impl serde::Serialize) -> String {
-    serde_json::to_value(value).ok().and_then(|value| value.as_str().map(str::to_owned)).unwrap_or_default()
 }

@@ -9,7 +9,7 @@ use pipe_spec::{RunState, Status};
 
 use crate::engine::{EngineJob, registry};
 use crate::error::Error;
-use crate::report::{Output, Table, duration, figure, print, print_json, say, visible_line};
+use crate::report::{Output, Table, bounded, duration, figure, print, print_json, say, visible_line};
 use crate::run::{self, Filter, Listed};
 
 /// The order of the list.
@@ -63,7 +63,7 @@ fn select(mut runs: Vec<Listed>, options: &LsOptions) -> Vec<Listed> {
             runs.iter().filter(|run| run.state.work() == WorkKind::Study).map(|run| run.state.id.clone()).collect();
         runs.retain(|run| !run.is_part_of(&studies));
     }
-    runs.retain(|run| options.filter.wants(&run.state));
+    runs.retain(|run| options.filter.wants(run));
     let limit = options.limit.unwrap_or(usize::MAX);
     // Only the order by metric needs the results of all.
     if options.sort != Sort::Metric {
@@ -167,8 +167,18 @@ fn by_metric(a: &Listed, b: &Listed) -> Ordering {
     }
 }
 
-/// The last column: damage, stage, or what to do.
+/// Characters of the first line of a note in the list.
+const NOTE: usize = 60;
+
+/// The last column: damage, stage, or what to do; then the tags and the note.
 fn remark(run: &Listed) -> String {
+    let tags = run.notes.tags.join(", ");
+    let tags = if tags.is_empty() { tags } else { format!("tags: {tags}") };
+    let parts = [remark_of_state(run), tags, bounded(run.notes.first_line(), NOTE)];
+    parts.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join("; ")
+}
+
+fn remark_of_state(run: &Listed) -> String {
     if let Some(damage) = run.damage.first() {
         return damage.clone();
     }

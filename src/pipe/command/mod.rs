@@ -9,6 +9,7 @@ pub mod init;
 pub mod ledger;
 pub mod logs;
 pub mod ls;
+pub mod note;
 pub mod plan;
 pub mod predict;
 pub mod prune;

@@ -34,7 +34,7 @@ pub fn run(options: &ResumeOptions) -> Result<(), Error> {
     };
     let wanted = restored.as_ref().unwrap_or(&options.run);
     let found = match wanted.as_str() {
-        "latest" => run::latest(run::Listed::is_own)?
+        run::LATEST => run::latest(run::Listed::is_own)?
             .ok_or_else(|| Error::NoRun { wanted: wanted.to_owned(), runs: run::runs_folder() })?,
         _ => run::find(wanted)?,
     };

@@ -68,6 +68,7 @@ pub fn run(wanted: &str, json: bool) -> Result<(), Error> {
         print(&format!("doing    {doing}"));
     }
     answer.iter().flat_map(answer_lines).for_each(|line| print(&line));
+    found.notes.lines().iter().for_each(|line| print(line));
     print(&format!("engine   {}", state.engine));
     if let Some(Throughput { per_second, unit }) = throughput {
         print(&format!("speed    {}", speed(per_second, unit)));

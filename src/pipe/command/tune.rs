@@ -21,7 +21,7 @@ use crate::execute::study::{OpenedStudy, directions, space, trial_json};
 use crate::execute::{Plan, drive};
 use crate::input::load::{self, Parsed, ParsedStudy};
 use crate::report::{Output, Reporter, print, print_data, print_json, say};
-use crate::run::{self, Listed, Run, RunChoices};
+use crate::run::{self, Listed, Notes, Run, RunChoices};
 use crate::system::files;
 use crate::system::files::write_whole;
 use crate::system::interrupt::Interrupts;
@@ -160,7 +160,7 @@ fn resume_found(options: &TuneOptions, found: &Listed) -> Result<(), Error> {
 
 /// The study that `wanted` names: an id, the beginning of one, or `latest`.
 pub fn find(wanted: &str) -> Result<Listed, Error> {
-    if wanted == "latest" {
+    if wanted == run::LATEST {
         let newest = run::list()?.into_iter().find(|run| run.state.work() == WorkKind::Study);
         return newest.ok_or_else(|| Error::NoRun { wanted: wanted.to_owned(), runs: run::runs_folder() });
     }
@@ -198,6 +198,7 @@ pub fn status(wanted: &str, json: bool) -> Result<(), Error> {
     }
     print(&format!("study {}: {}, {}", opened.state.id, opened.state.status.name(), view.budget()));
     opened.state.error.iter().for_each(|error| print(error));
+    Notes::read(&run::folder_of(&opened.state.id)).lines().iter().for_each(|line| print(line));
     if !opened.trials.is_empty() {
         print(&format!("\n{}\n", view.table(SHOWN).on_stdout()));
     }

@@ -14,6 +14,7 @@ use pipe_spec::run::{RunKind, SingleRun};
 use pipe_spec::{Attempt, RunFolder, RunState, Status};
 use serde::Serialize;
 
+use super::notes::{Notes, Tag};
 use super::owner::Owner;
 use super::{absolute, now, runs_folder};
 use crate::error::Error;
@@ -24,6 +25,8 @@ use crate::system::files::{self, Pattern};
 pub struct Listed {
     #[serde(flatten)]
     pub state: RunState,
+    #[serde(flatten)]
+    pub notes: Notes,
     pub folder: String,
     /// The containers that a killed `pipe` left behind.
     pub left_behind: Vec<String>,
@@ -62,7 +65,8 @@ impl Listed {
         if let Some(attempt) = state.last_attempt_mut().filter(|attempt| is_running && attempt.outcome.is_none()) {
             attempt.figures.seconds = (now() - attempt.began).max(0.0);
         }
-        Some(Self { state, folder: folder.path().display().to_string(), left_behind: Vec::new(), damage })
+        let notes = Notes::read(&folder);
+        Some(Self { state, notes, folder: folder.path().display().to_string(), left_behind: Vec::new(), damage })
     }
 
     pub fn folder(&self) -> RunFolder {
@@ -171,10 +175,13 @@ pub fn ids_of(runs: &[Listed]) -> HashSet<String> {
     runs.iter().map(|run| run.state.id.clone()).collect()
 }
 
+/// The name that stands for the run that was begun last.
+pub const LATEST: &str = "latest";
+
 /// The run that `wanted` names: an id, the name of its pipeline, the beginning of an id, or `latest`.
 pub fn find(wanted: &str) -> Result<Listed, Error> {
     let none = || Error::NoRun { wanted: wanted.to_owned(), runs: runs_folder() };
-    if wanted == "latest" {
+    if wanted == LATEST {
         return latest(|_| true)?.ok_or_else(none);
     }
     // An empty variable of a script is not the beginning of every id.
@@ -233,17 +240,23 @@ pub struct Filter {
     pub name: Option<String>,
     /// Started at this time or later, in seconds since the Unix epoch.
     pub since: Option<f64>,
+    /// All of these.
+    pub tags: Vec<Tag>,
 }
 
 impl Filter {
-    pub fn wants(&self, state: &RunState) -> bool {
+    pub fn wants(&self, run: &Listed) -> bool {
+        self.wants_state(&run.state) && self.tags.iter().all(|tag| run.notes.has_tag(&tag.0))
+    }
+
+    fn wants_state(&self, state: &RunState) -> bool {
         let status = self.statuses.is_empty() || self.statuses.contains(&state.status);
         let name = self.name.as_ref().is_none_or(|pattern| Pattern::new(pattern).matches(&state.name));
         status && name && self.since.is_none_or(|since| state.created >= since)
     }
 
     pub fn is_empty(&self) -> bool {
-        self.statuses.is_empty() && self.name.is_none() && self.since.is_none()
+        self.statuses.is_empty() && self.name.is_none() && self.since.is_none() && self.tags.is_empty()
     }
 }
 
@@ -378,11 +391,12 @@ mod filter_tests {
             statuses: statuses.to_vec(),
             name: name.map(str::to_owned),
             since,
+            tags: Vec::new(),
         };
-        assert!(filter(&[], None, None).wants(&state) && filter(&[], None, None).is_empty());
-        assert!(filter(&[Status::Running, Status::Failed], Some("a"), Some(100.0)).wants(&state));
-        assert!(!filter(&[Status::Running], Some("a"), Some(100.0)).wants(&state));
-        assert!(!filter(&[Status::Failed], Some("b"), Some(100.0)).wants(&state));
-        assert!(!filter(&[Status::Failed], Some("a"), Some(100.1)).wants(&state));
+        assert!(filter(&[], None, None).wants_state(&state) && filter(&[], None, None).is_empty());
+        assert!(filter(&[Status::Running, Status::Failed], Some("a"), Some(100.0)).wants_state(&state));
+        assert!(!filter(&[Status::Running], Some("a"), Some(100.0)).wants_state(&state));
+        assert!(!filter(&[Status::Failed], Some("b"), Some(100.0)).wants_state(&state));
+        assert!(!filter(&[Status::Failed], Some("a"), Some(100.1)).wants_state(&state));
     }
 }

@@ -7,6 +7,7 @@ pub mod history;
 pub mod job_file;
 mod list;
 pub mod lock;
+mod notes;
 mod owner;
 mod record;
 pub mod result;
@@ -25,7 +26,8 @@ use crate::system::clock::{iso, now};
 use crate::system::files::{Space, absolute, write_json, write_whole};
 
 pub use events::{EventLog, Follow, Repeated};
-pub use list::{Filter, Listed, Since, find, find_single, ids_of, latest, list, sort_stages, stages_of};
+pub use list::{Filter, LATEST, Listed, Since, find, find_single, ids_of, latest, list, sort_stages, stages_of};
+pub use notes::{Change as NotesChange, MAX_NOTE, NoteText, Notes, Tag};
 pub use owner::{Owner, OwnerProcess};
 pub use record::{Record, losses, stage_answers, unit};
 pub use result::result;

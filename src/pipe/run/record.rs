@@ -15,7 +15,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::history::History;
-use super::{Listed, job_file, result};
+use super::{Listed, Notes, job_file, result};
 use crate::system::files;
 
 /// Bytes of a config.json, which the job has written, that are read at most.
@@ -26,6 +26,7 @@ pub struct Record {
     /// The folder's name.
     pub id: String,
     pub state: Option<RunState>,
+    pub notes: Notes,
     pub history: History,
     /// `resolved.yaml`.
     pub resolved: Option<String>,
@@ -60,7 +61,7 @@ impl Record {
         record.id = name.unwrap_or_default().to_string_lossy().into_owned();
         if let Some(listed) = Listed::read(folder.path()) {
             record.missing.extend(listed.damage);
-            record.state = Some(listed.state);
+            (record.state, record.notes) = (Some(listed.state), listed.notes);
         }
         // A run of several stages, or a study, trains nothing itself.
         if record.state.as_ref().is_some_and(|state| !state.work().is_single()) {

@@ -215,7 +215,7 @@ pub fn read(path: &Path, limit: u64) -> Result<Vec<u8>, Error> {
     if bytes.len() as u64 > limit { Err(too_large(bytes.len() as u64)) } else { Ok(bytes) }
 }
 
-/// Bytes of a file system.
+/// Bytes of a file system, or of the memory.
 #[derive(Clone, Copy, Debug)]
 pub struct Space {
     pub free: u64,
@@ -227,6 +227,16 @@ impl Space {
     pub fn at(path: &Path) -> Option<Self> {
         let stat = rustix::fs::statvfs(path).ok()?;
         Some(Self { free: stat.f_bavail * stat.f_frsize, total: stat.f_blocks * stat.f_frsize })
+    }
+
+    /// The memory of this machine. What programs can still take of it is free.
+    pub fn of_memory() -> Option<Self> {
+        let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+        let bytes = |key: &str| {
+            let line = text.lines().find_map(|line| line.strip_prefix(key))?;
+            Some(line.split_whitespace().next()?.parse::<u64>().ok()? << 10)
+        };
+        Some(Self { free: bytes("MemAvailable:")?, total: bytes("MemTotal:")? })
     }
 
     /// Whether the file system that `path` is on has no room for anything but small files.

@@ -1,9 +1,11 @@
 //! Acts on a run: each as the command would do it, by a `pipe` of its own, and none twice.
 
+use std::path::Path;
 use std::process::Stdio;
 use std::sync::{Arc, Mutex};
 
 use pipe_spec::Status;
+use pipe_spec::pipeline::CommandLine;
 use tokio::io::AsyncReadExt;
 
 use super::Ui;
@@ -14,6 +16,7 @@ use super::page::{NotFound, Page, Parts, run_address};
 use super::request::{Params, encode};
 use crate::report::html::markup::escape;
 use crate::report::visible;
+use crate::run;
 
 /// Acts that are remembered, and bytes of what one of them says.
 const MAX_ACTS: usize = 100;
@@ -102,14 +105,22 @@ fn find(params: &Params) -> Result<&'static Act, String> {
 }
 
 /// Arguments of the command. A name that begins like an option is none.
-fn arguments(act: &Act, key: &str) -> Vec<String> {
-    let run = ["--", key];
+fn arguments(act: &Act, id: &str) -> Vec<String> {
+    let run = ["--", id];
     act.before.iter().copied().chain(run).map(str::to_owned).collect()
 }
 
-fn shown_command(act: &Act, key: &str) -> String {
+fn shown_command(ui: &Ui, act: &Act, row: &Row) -> String {
     let words: Vec<&str> = ["pipe"].into_iter().chain(act.before.iter().copied()).collect();
-    format!("{} {key}", words.join(" "))
+    format!("{}{} {}", environment(ui, row), words.join(" "), row.id())
+}
+
+/// The variable that a command needs to find a run of another folder.
+pub fn environment(ui: &Ui, row: &Row) -> String {
+    match row.runs() == ui.runs {
+        true => String::new(),
+        false => format!("PIPE_RUNS={} ", CommandLine::quoted(&row.runs().display().to_string())),
+    }
 }
 
 /// The page that asks whether it is meant.
@@ -131,20 +142,29 @@ pub fn ask(ui: &Ui, params: &Params) -> Result<String, NotFound> {
             act.button,
             row.status.name(),
             act.explanation,
-            escape(&shown_command(act, &row.key)),
+            escape(&shown_command(ui, act, &row)),
             act.name,
         )
     });
     Ok(Page { title: act.button, entry: "Runs", events: None }.render(ui, parts))
 }
 
-fn check(ui: &Ui, act: &Act, row: &Row) -> Result<(), String> {
+/// Whether a command may do anything to the run.
+pub fn check_own(ui: &Ui, row: &Row) -> Result<(), String> {
     if ui.read_only {
         return Err("This server was started with --read-only: nothing can be done to runs.".to_owned());
     }
     if !row.is_own {
         return Err("The folder of this run has another name than the run in it: no command finds it.".to_owned());
     }
+    if row.id() == run::LATEST {
+        return Err(format!("A command takes {} for the run that was begun last.", run::LATEST));
+    }
+    Ok(())
+}
+
+fn check(ui: &Ui, act: &Act, row: &Row) -> Result<(), String> {
+    check_own(ui, row)?;
     match (act.fits)(row.status) {
         true => Ok(()),
         false => Err(format!("{} is {}: it cannot be {}.", row.key, row.status.name(), past(act.name))),
@@ -168,24 +188,25 @@ pub async fn begin(ui: &Arc<Ui>, params: &Params) -> Result<u64, String> {
     }
     let row = ui.row(key).map_err(|NotFound(why)| why)?;
     check(ui, act, &row)?;
-    let command = shown_command(act, key);
-    start(ui, form, Some(key), command, arguments(act, key))
+    let command = shown_command(ui, act, &row);
+    start(ui, form, Some(&row), command, arguments(act, row.id()))
 }
 
 /// Starts a `pipe` with these arguments, which goes on whoever looks.
 pub fn start(
     ui: &Arc<Ui>,
     form: &str,
-    run: Option<&str>,
+    row: Option<&Row>,
     command: String,
     arguments: Vec<String>,
 ) -> Result<u64, String> {
-    let done = Done { number: 0, form: form.to_owned(), run: run.map(str::to_owned), command, end: None };
+    let runs = row.map_or(&*ui.runs, Row::runs).to_owned();
+    let done = Done { number: 0, form: form.to_owned(), run: row.map(|row| row.key.clone()), command, end: None };
     let (number, is_new) = ui.acts.add(done)?;
     if is_new {
         let ui = ui.clone();
         tokio::spawn(async move {
-            let end = carry_out(&ui, &arguments).await;
+            let end = carry_out(&runs, &arguments).await;
             ui.acts.end(number, end);
             let news = [(format!("act {number}"), What::Run)].into();
             ui.changes.news.send(Arc::new(news)).ok();
@@ -233,32 +254,34 @@ impl Acts {
     }
 }
 
-async fn carry_out(ui: &Ui, arguments: &[String]) -> End {
-    match pipe(ui, arguments, false).await {
+async fn carry_out(runs: &Path, arguments: &[String]) -> End {
+    match pipe(runs, arguments, false).await {
         Ok((succeeded, output)) => End { succeeded, output },
         Err(error) => End { succeeded: false, output: error.to_string() },
     }
 }
 
-/// Runs `pipe` with these arguments: whether it succeeded, and what it printed. With `is_bound` it ends with who waits for it.
-pub async fn pipe(ui: &Ui, arguments: &[String], is_bound: bool) -> std::io::Result<(bool, String)> {
+/// Runs `pipe` with these arguments on this folder of runs: whether it succeeded, and what it printed. With `is_bound` it ends with who waits for it.
+pub async fn pipe(runs: &Path, arguments: &[String], is_bound: bool) -> std::io::Result<(bool, String)> {
     let mut command = tokio::process::Command::new(std::env::current_exe()?);
-    command.args(arguments).env("PIPE_RUNS", &ui.runs).env("NO_COLOR", "1");
+    command.args(arguments).env("PIPE_RUNS", runs).env("NO_COLOR", "1");
     command.kill_on_drop(is_bound).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn()?;
     let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
     let (stdout, stderr) = tokio::join!(read(stdout), read(stderr));
     let status = child.wait().await?;
-    Ok((status.success(), [stdout, stderr].concat()))
+    let [stdout, stderr] = [stdout, stderr].map(|bytes| visible(&String::from_utf8_lossy(&bytes)).into_owned());
+    Ok((status.success(), stdout + &stderr))
 }
 
-async fn read(from: Option<impl tokio::io::AsyncRead + Unpin>) -> String {
-    let Some(mut from) = from else { return String::new() };
+/// The beginning of what a command prints.
+pub async fn read(from: Option<impl tokio::io::AsyncRead + Unpin>) -> Vec<u8> {
+    let Some(mut from) = from else { return Vec::new() };
     let mut bytes = Vec::new();
     (&mut from).take(MAX_OUTPUT).read_to_end(&mut bytes).await.ok();
     // The rest is read too, so that nothing waits for a reader.
     tokio::io::copy(&mut from, &mut tokio::io::sink()).await.ok();
-    visible(&String::from_utf8_lossy(&bytes)).into_owned()
+    bytes
 }
 
 /// The page of an act: what it did, or that it lasts.

@@ -12,6 +12,8 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::{Notify, broadcast};
 
+use super::folders::{Folders, key_of};
+
 /// The kind of a change of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum What {
@@ -25,14 +27,16 @@ pub enum What {
 pub struct Dirty {
     /// Whether any run may have changed: the kernel could not tell all.
     pub all: bool,
-    /// By the names of their folders.
+    /// By their keys.
     pub runs: BTreeMap<String, What>,
 }
 
 /// The content of a watched folder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Place {
-    Runs,
+    /// A folder of runs, by its label.
+    Runs(String),
+    /// A run, by its key.
     Run(String),
     /// An attempt of a run.
     Attempt(String),
@@ -50,7 +54,7 @@ struct Watches {
 const BACKLOG: usize = 64;
 
 pub struct Changes {
-    runs: PathBuf,
+    folders: Arc<Folders>,
     inotify: Option<AsyncFd<OwnedFd>>,
     watches: Mutex<Watches>,
     dirty: Mutex<Dirty>,
@@ -60,31 +64,34 @@ pub struct Changes {
 }
 
 impl Changes {
-    /// Watches the folder `runs`. Needs a running tokio runtime.
-    pub fn new(runs: &Path) -> Self {
+    /// Watches these folders. Needs a running tokio runtime.
+    pub fn new(folders: Arc<Folders>) -> Self {
         let inotify = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK).map_err(std::io::Error::from);
         let inotify = inotify.and_then(register).inspect_err(|error| tracing::warn!("changes are not seen: {error}"));
         let changes = Self {
-            runs: runs.to_owned(),
+            folders: folders.clone(),
             inotify: inotify.ok(),
             watches: Mutex::default(),
             dirty: Mutex::new(Dirty { all: true, ..Dirty::default() }),
             wake: Notify::new(),
             news: broadcast::channel(BACKLOG).0,
         };
-        changes.watch(runs, Place::Runs);
+        folders.iter().for_each(|(label, path)| changes.watch(path, Place::Runs(label.clone())));
         changes
     }
 
     /// Whether all changes are seen without a reload.
     pub fn sees_all(&self) -> bool {
         let watches = self.watches.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        !watches.refused && watches.places.values().any(|place| *place == Place::Runs)
+        let watched = watches.places.values().filter(|place| matches!(place, Place::Runs(_))).count();
+        !watches.refused && watched == self.folders.iter().count()
     }
 
     /// Watches the folder of a run.
     pub fn watch_run(&self, name: &str) {
-        self.watch(&self.runs.join(name), Place::Run(name.to_owned()));
+        if let Some(path) = self.folders.path(name) {
+            self.watch(&path, Place::Run(name.to_owned()));
+        }
     }
 
     /// Watches the folder of an attempt, where its log is.
@@ -159,8 +166,8 @@ impl Changes {
         }
         let (run, what) = match watches.places.get(&number) {
             // A name with a dot is that of a run which is still being fetched.
-            Some(Place::Runs) if name.starts_with('.') => return false,
-            Some(Place::Runs) => (name, What::Run),
+            Some(Place::Runs(_)) if name.starts_with('.') => return false,
+            Some(Place::Runs(label)) => (key_of(label, &name), What::Run),
             Some(Place::Run(run)) => match name.as_str() {
                 "run.json" | "events.jsonl" | "lock.json" | "attempts" | "model" | "notes.json" => {
                     (run.clone(), What::Run)

@@ -128,17 +128,21 @@ impl Door {
     /// A page that brings the browser to the first page. A redirect would not carry a strict cookie where a page of another
     /// server linked here.
     fn welcome(&self) -> Response {
-        let page = format!(
-            "<!DOCTYPE html><html lang=\"en\"><meta charset=\"utf-8\"><link rel=\"icon\" href=\"data:,\"><meta http-equiv=\"refresh\" content=\"0;url={0}\">\
-             <title>pipe</title><p><a href=\"{0}\">Continue</a></p></html>",
-            self.base
-        );
-        let mut response = html(StatusCode::OK, page);
+        let mut response = html(StatusCode::OK, page_to(&self.base));
         if let Ok(cookie) = HeaderValue::from_str(&self.cookie()) {
             response.headers_mut().insert(SET_COOKIE, cookie);
         }
         response
     }
+}
+
+/// A page that leads to an address of this server.
+pub fn page_to(address: &str) -> String {
+    format!(
+        "<!DOCTYPE html><html lang=\"en\"><meta charset=\"utf-8\"><link rel=\"icon\" href=\"data:,\"><meta http-equiv=\"refresh\" content=\"0;url={0}\">\
+         <title>pipe</title><p><a href=\"{0}\">Continue</a></p></html>",
+        escape(address)
+    )
 }
 
 /// Lets a request through, or answers it.

@@ -12,9 +12,10 @@ use pipe_spec::run::{RunResult, StageStatus};
 use pipe_spec::{EventKind, RunFolder, RunState, Status};
 
 use super::changes::{Changes, What};
+use super::folders::{Folders, key_of};
 use super::progress::Progress;
 use crate::report::bounded;
-use crate::run::{Listed, result};
+use crate::run::{Listed, Notes, result};
 use crate::system::files;
 
 /// Folders that are listed, at most.
@@ -29,7 +30,7 @@ const TEXT: usize = 240;
 /// A run in the list.
 #[derive(Clone, Debug)]
 pub struct Row {
-    /// The name of its folder.
+    /// The name of its folder, in another folder than `PIPE_RUNS` after the label of that.
     pub key: String,
     pub path: PathBuf,
     /// Whether commands find it by the name of its folder.
@@ -44,6 +45,19 @@ pub struct Row {
     pub progress: Figures,
     /// The last lines of text: what it does, why it failed, what is damaged.
     pub remark: String,
+    pub notes: Notes,
+}
+
+impl Row {
+    /// The name that commands find it by.
+    pub fn id(&self) -> &str {
+        self.key.rsplit('/').next().unwrap_or_default()
+    }
+
+    /// The folder of runs that it is in.
+    pub fn runs(&self) -> &Path {
+        self.path.parent().unwrap_or(&self.path)
+    }
 }
 
 /// The figures of a run in the list.
@@ -62,7 +76,7 @@ pub struct Figures {
 }
 
 pub struct Index {
-    runs: PathBuf,
+    folders: Arc<Folders>,
     rows: BTreeMap<String, Arc<Row>>,
     /// The newest first.
     sorted: Option<Arc<[Arc<Row>]>>,
@@ -71,8 +85,8 @@ pub struct Index {
 }
 
 impl Index {
-    pub fn new(runs: &Path) -> Self {
-        Self { runs: runs.to_owned(), rows: BTreeMap::new(), sorted: None, live: HashMap::new() }
+    pub fn new(folders: Arc<Folders>) -> Self {
+        Self { folders, rows: BTreeMap::new(), sorted: None, live: HashMap::new() }
     }
 
     /// All rows, the newest first.
@@ -113,18 +127,22 @@ impl Index {
         dirty.runs
     }
 
+    /// The keys of all folders that may be runs.
     fn names(&self) -> Vec<String> {
-        let entries = std::fs::read_dir(&self.runs).into_iter().flatten().flatten();
-        let names = entries.filter(|entry| entry.path().is_dir()).map(|entry| entry.file_name());
-        let names = names.filter_map(|name| name.into_string().ok()).filter(|name| !name.starts_with('.'));
-        let mut names: Vec<String> = names.take(MAX_RUNS).collect();
+        let names_in = |(label, path): &(String, PathBuf)| {
+            let entries = std::fs::read_dir(path).into_iter().flatten().flatten();
+            let names = entries.filter(|entry| entry.path().is_dir()).map(|entry| entry.file_name());
+            let names = names.filter_map(|name| name.into_string().ok()).filter(|name| !name.starts_with('.'));
+            names.map(|name| key_of(label, &name)).collect::<Vec<_>>()
+        };
+        let mut names: Vec<String> = self.folders.iter().flat_map(names_in).take(MAX_RUNS).collect();
         names.sort();
         names
     }
 
     /// One run; whatever is in its folder harms no other.
     fn read(&mut self, key: &str) -> Option<Row> {
-        let path = self.runs.join(key);
+        let path = self.folders.path(key)?;
         let folder = RunFolder::new(&path);
         let size = std::fs::metadata(folder.state()).map_or(0, |found| found.len());
         if size > MAX_STATE {
@@ -159,6 +177,7 @@ fn unreadable(key: &str, path: PathBuf, why: &str) -> Row {
         attempts: 0,
         progress: Figures::default(),
         remark: why.to_owned(),
+        notes: Notes::default(),
     }
 }
 
@@ -189,7 +208,7 @@ fn row(key: &str, path: PathBuf, listed: &Listed, live: Option<&Progress>) -> Ro
     };
     Row {
         key: key.to_owned(),
-        is_own: state.id == key,
+        is_own: key.rsplit('/').next() == Some(state.id.as_str()),
         path,
         name: bounded(&state.name, TEXT),
         status: state.status,
@@ -200,6 +219,7 @@ fn row(key: &str, path: PathBuf, listed: &Listed, live: Option<&Progress>) -> Ro
         attempts: state.attempts().len(),
         progress,
         remark: bounded(&remark(listed), TEXT),
+        notes: listed.notes.clone(),
     }
 }
 

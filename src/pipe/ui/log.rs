@@ -29,7 +29,7 @@ pub fn section(row: &Row, state: Option<&RunState>, params: &Params) -> String {
     let note = match (&found, find) {
         (Err(error), _) => format!("The log cannot be read: {error}."),
         (Ok(found), Some(_)) => format!("{} of the last {} MiB match.", lines(found.matches), SEARCHED >> 20),
-        (Ok(found), None) if found.is_cut => format!("The last {LINES} lines. `pipe logs {}` prints all.", row.key),
+        (Ok(found), None) if found.is_cut => format!("The last {LINES} lines. `pipe logs {}` prints all.", row.id()),
         (Ok(found), None) if found.lines.is_empty() => "Nothing was written yet.".to_owned(),
         (Ok(_), None) => String::new(),
     };

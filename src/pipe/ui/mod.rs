@@ -6,10 +6,15 @@ mod acts;
 mod changes;
 mod compare;
 mod door;
+mod folders;
 mod index;
 mod log;
+mod machine;
+mod notes;
 mod opened;
 mod page;
+mod predict_page;
+mod predictions;
 mod progress;
 mod request;
 mod run_page;
@@ -18,8 +23,10 @@ mod start;
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
+use std::io::Write;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -30,19 +37,22 @@ use axum::http::header::{CONTENT_TYPE, LOCATION};
 use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
-use axum::routing::get;
+use axum::routing::{get, post};
 use futures_util::stream;
 use pipe_spec::Variables;
+use tempfile::NamedTempFile;
 use tokio::sync::{Semaphore, broadcast};
 
 use self::changes::{Changes, What};
 use self::door::{Door, html};
+use self::folders::Folders;
 use self::index::{Index, Row};
 use self::opened::OpenedRuns;
 use self::page::{NotFound, Parts};
-use self::request::Params;
+use self::request::{Params, Upload};
 use crate::error::Error;
 use crate::report::{print, say};
+use crate::system::digests::cache_folder;
 use crate::system::interrupt::Interrupts;
 
 /// Where the server listens unless it is told, if nothing else does.
@@ -68,6 +78,8 @@ pub struct UiOptions {
     pub open: bool,
     /// The folder of the runs.
     pub runs: PathBuf,
+    /// More folders, whose runs are shown too.
+    pub others: Vec<PathBuf>,
     /// Those that pipelines may name. No value of one is shown.
     pub variables: Variables,
 }
@@ -75,6 +87,7 @@ pub struct UiOptions {
 /// The server, as its pages see it.
 pub struct Ui {
     runs: PathBuf,
+    folders: Arc<Folders>,
     base: String,
     read_only: bool,
     variables: Variables,
@@ -82,6 +95,7 @@ pub struct Ui {
     changes: Changes,
     opened: OpenedRuns,
     acts: acts::Acts,
+    predictions: predictions::Predictions,
     readers: Semaphore,
     listeners: Arc<Semaphore>,
 }
@@ -95,23 +109,28 @@ pub async fn serve(options: UiOptions) -> Result<(), Error> {
     if !options.read_only {
         std::fs::create_dir_all(&options.runs).map_err(|source| Error::Write { path: options.runs.clone(), source })?;
     }
+    for path in &options.others {
+        std::fs::read_dir(path).map_err(|source| Error::Read { path: path.clone(), source })?;
+    }
+    let folders = Arc::new(Folders::new(&options.runs, &options.others));
     let ui = Arc::new(Ui {
-        index: Mutex::new(Index::new(&options.runs)),
-        changes: Changes::new(&options.runs),
+        index: Mutex::new(Index::new(folders.clone())),
+        changes: Changes::new(folders.clone()),
+        folders,
         runs: options.runs,
         base: door.base.clone(),
         read_only: options.read_only,
         variables: options.variables,
         opened: OpenedRuns::default(),
         acts: acts::Acts::default(),
+        predictions: predictions::Predictions::default(),
         readers: Semaphore::new(READERS),
         listeners: Arc::new(Semaphore::new(LISTENERS)),
     });
     print(&door.address());
     say("Open this address in a browser; Ctrl-C ends the server, and the runs continue.");
-    if options.open {
-        open_browser(&door.address());
-    }
+    // Kept until the server ends: a browser may be slow to open it.
+    let _page = options.open.then(|| open_browser(&door.address()));
     let app = routes(ui.clone(), door);
     // The first page does not wait until all runs are read.
     tokio::spawn(read_first(ui.clone()));
@@ -141,14 +160,33 @@ async fn listen(options: &UiOptions) -> Result<tokio::net::TcpListener, Error> {
     }
 }
 
-fn open_browser(address: &str) {
-    let none = std::process::Stdio::null;
-    let opened =
-        std::process::Command::new("xdg-open").arg(address).stdin(none()).stdout(none()).stderr(none()).spawn();
+/// Opens a browser on a file that leads to the address. Arguments of programs are open to all users, and the address has the token.
+fn open_browser(address: &str) -> Option<NamedTempFile> {
+    let none = Stdio::null;
+    let opened = private_page(address).and_then(|page| {
+        let browser = Command::new("xdg-open").arg(page.path()).stdin(none()).stdout(none()).stderr(none()).spawn()?;
+        Ok((page, browser))
+    });
     match opened {
-        Ok(mut browser) => drop(std::thread::spawn(move || browser.wait())),
-        Err(_) => say("no browser could be opened (xdg-open)"),
+        Ok((page, mut browser)) => {
+            std::thread::spawn(move || browser.wait());
+            Some(page)
+        }
+        Err(error) => {
+            say(&format!("no browser could be opened (xdg-open): {error}"));
+            None
+        }
     }
+}
+
+/// A page for this user alone, in a folder that confined browsers may read.
+fn private_page(address: &str) -> std::io::Result<NamedTempFile> {
+    let folder = cache_folder().unwrap_or_else(std::env::temp_dir);
+    std::fs::create_dir_all(&folder)?;
+    // Only its owner may read such a file.
+    let mut page = tempfile::Builder::new().prefix("pipe-ui-").suffix(".html").tempfile_in(&folder)?;
+    page.write_all(door::page_to(address).as_bytes())?;
+    Ok(page)
 }
 
 fn routes(ui: Arc<Ui>, door: Arc<Door>) -> Router {
@@ -157,8 +195,13 @@ fn routes(ui: Arc<Ui>, door: Arc<Door>) -> Router {
         .route(&at(""), get(runs))
         .route(&at("run/{key}"), get(run))
         .route(&at("compare"), get(compare))
+        .route(&at("machine"), get(machine))
         .route(&at("start"), get(start_form).post(start))
         .route(&at("act"), get(ask).post(act))
+        .route(&at("note"), post(note))
+        .route(&at("predict"), get(predict_form).post(predict).layer(DefaultBodyLimit::max(predict_page::MAX_BODY)))
+        .route(&at("prediction/{number}"), get(prediction))
+        .route(&at("cancel"), post(cancel))
         .route(&at("done/{number}"), get(done))
         .route(&at("events"), get(events))
         .route(&at("style.css"), get(style))
@@ -248,6 +291,11 @@ async fn compare(State(ui): Shared, RawQuery(query): RawQuery, headers: HeaderMa
     ui.page(move |ui| compare::page(ui, &params, parts)).await
 }
 
+async fn machine(State(ui): Shared, headers: HeaderMap) -> Response {
+    let parts = parts_of(&headers);
+    ui.page(move |ui| Ok(machine::page(ui, parts))).await
+}
+
 async fn start_form(State(ui): Shared, headers: HeaderMap) -> Response {
     let parts = parts_of(&headers);
     ui.page(move |ui| start::form(ui, parts)).await
@@ -275,9 +323,51 @@ async fn act(State(ui): Shared, form: Bytes) -> Response {
     }
 }
 
+async fn note(State(ui): Shared, form: Bytes) -> Response {
+    let params = Params::read(&String::from_utf8_lossy(&form));
+    match notes::begin(&ui, &params) {
+        Ok(number) => see_other(&ui, number),
+        Err(why) => html(StatusCode::CONFLICT, page::problem(&ui, "Not saved", &why)),
+    }
+}
+
+async fn predict_form(State(ui): Shared, RawQuery(query): RawQuery, headers: HeaderMap) -> Response {
+    let (params, parts) = (params_of(query), parts_of(&headers));
+    ui.page(move |ui| predict_page::form(ui, params.get("run").unwrap_or_default(), parts)).await
+}
+
+async fn predict(State(ui): Shared, headers: HeaderMap, body: Bytes) -> Response {
+    let kind = headers.get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default().to_owned();
+    let own = ui.clone();
+    let begun = tokio::task::spawn_blocking(move || {
+        let sent = Upload::read(&kind, body.into()).ok_or("The form is not complete.")?;
+        predict_page::begin(&own, &sent)
+    });
+    match begun.await.unwrap_or_else(|_| Err("The model of this run cannot be read.".to_owned())) {
+        Ok(number) => redirect(&ui, &format!("prediction/{number}")),
+        Err(why) => html(StatusCode::CONFLICT, page::problem(&ui, "No prediction", &why)),
+    }
+}
+
+async fn prediction(State(ui): Shared, PathOf(number): PathOf<u64>, headers: HeaderMap) -> Response {
+    let parts = parts_of(&headers);
+    ui.page(move |ui| predict_page::answer_page(ui, number, parts)).await
+}
+
+async fn cancel(State(ui): Shared, form: Bytes) -> Response {
+    let params = Params::read(&String::from_utf8_lossy(&form));
+    let number = params.number("number").unwrap_or_default() as u64;
+    ui.predictions.cancel(number);
+    redirect(&ui, &format!("prediction/{number}"))
+}
+
 fn see_other(ui: &Ui, number: u64) -> Response {
+    redirect(ui, &format!("done/{number}"))
+}
+
+fn redirect(ui: &Ui, path: &str) -> Response {
     let mut response = StatusCode::SEE_OTHER.into_response();
-    if let Ok(place) = HeaderValue::from_str(&format!("{}done/{number}", ui.base)) {
+    if let Ok(place) = HeaderValue::from_str(&format!("{}{path}", ui.base)) {
         response.headers_mut().insert(LOCATION, place);
     }
     response

@@ -44,7 +44,7 @@ struct OpenedRun {
     record: Record,
     damaged: u64,
     /// Times and a count that change when other files than the events do.
-    seen: Option<([Option<SystemTime>; 3], usize)>,
+    seen: Option<([Option<SystemTime>; 4], usize)>,
 }
 
 impl OpenedRun {
@@ -60,7 +60,8 @@ impl OpenedRun {
         self.read_events(&mut history);
         history.complete();
         let modified = |path: &Path| std::fs::metadata(path).and_then(|found| found.modified()).ok();
-        let times = [self.folder.state(), self.folder.lock(), self.folder.model()].map(|path| modified(&path));
+        let files = [self.folder.state(), self.folder.lock(), self.folder.model(), self.folder.notes()];
+        let times = files.map(|path| modified(&path));
         let seen = Some((times, history.evals.len()));
         if seen == self.seen {
             self.record.history = history;

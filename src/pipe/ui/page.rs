@@ -49,7 +49,9 @@ pub struct Page<'a> {
 }
 
 /// The entries of the menu: address, name.
-const MENU: [(&str, &str); 2] = [("./", "Runs"), ("start", "Start a run")];
+const MENU: [(&str, &str); 3] = [("./", "Runs"), ("machine", "Machine"), ("start", START)];
+/// The one that is missing where nothing can be done.
+const START: &str = "Start a run";
 
 impl Page<'_> {
     pub fn render(&self, ui: &Ui, parts: Parts) -> String {
@@ -60,7 +62,7 @@ impl Page<'_> {
             let current = if *name == self.entry { " aria-current=\"page\"" } else { "" };
             format!("<a href=\"{address}\"{current}>{name}</a>")
         };
-        let menu: String = MENU.iter().filter(|(_, name)| !ui.read_only || *name == "Runs").map(entry).collect();
+        let menu: String = MENU.iter().filter(|(_, name)| !ui.read_only || *name != START).map(entry).collect();
         let events =
             self.events.as_ref().map_or(String::new(), |query| format!(" data-events=\"events{}\"", escape(query)));
         let read_only = if ui.read_only { "<span class=\"tag\">read only</span>" } else { "" };

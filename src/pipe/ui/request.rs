@@ -42,6 +42,58 @@ impl Params {
     }
 }
 
+/// A form with files, as `multipart/form-data`.
+pub struct Upload {
+    fields: Vec<(String, Vec<u8>)>,
+    content: Vec<u8>,
+}
+
+impl Upload {
+    /// `kind` is the content type. Nothing where this is no such form.
+    pub fn read(kind: &str, content: Vec<u8>) -> Option<Self> {
+        let boundary = kind.strip_prefix("multipart/form-data")?.split_once("boundary=")?.1;
+        let boundary = format!("\r\n--{}", boundary.split(';').next()?.trim().trim_matches('"'));
+        // The first boundary has no line end before it.
+        let body = [b"\r\n", content.as_slice()].concat();
+        let mut fields = Vec::new();
+        let mut rest = &body[position(&body, boundary.as_bytes())? + boundary.len()..];
+        while let Some(end) = position(rest, boundary.as_bytes()).filter(|_| fields.len() < MAX_PAIRS) {
+            let part = &rest[..end];
+            let head = position(part, b"\r\n\r\n")?;
+            let names = String::from_utf8_lossy(&part[..head]).into_owned();
+            let name = names.split_once(" name=\"")?.1.split('"').next()?;
+            fields.push((name.to_owned(), part[head + 4..].to_vec()));
+            rest = &rest[end + boundary.len()..];
+        }
+        Some(Self { fields, content })
+    }
+
+    /// The content of a field; of several of this name, the first.
+    pub fn bytes(&self, name: &str) -> Option<&[u8]> {
+        self.fields.iter().find(|field| field.0 == name).map(|field| field.1.as_slice())
+    }
+
+    /// The same as text, which is empty where there is none.
+    pub fn text(&self, name: &str) -> String {
+        String::from_utf8_lossy(self.bytes(name).unwrap_or_default()).into_owned()
+    }
+
+    /// All that was sent.
+    pub fn content(&self) -> &[u8] {
+        &self.content
+    }
+
+    /// For tests.
+    #[cfg(test)]
+    pub fn of(fields: Vec<(String, Vec<u8>)>) -> Self {
+        Self { fields, content: Vec::new() }
+    }
+}
+
+fn position(bytes: &[u8], wanted: &[u8]) -> Option<usize> {
+    bytes.windows(wanted.len()).position(|found| found == wanted)
+}
+
 /// A text as a part of an address.
 pub fn encode(text: &str) -> String {
     percent_encoding::utf8_percent_encode(text, percent_encoding::NON_ALPHANUMERIC).to_string()
@@ -50,6 +102,26 @@ pub fn encode(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn forms_with_files() {
+        let kind = "multipart/form-data; boundary=----x";
+        let body = "------x\r\nContent-Disposition: form-data; name=\"a\"\r\n\r\none\r\ntwo\r\n------x\r\n\
+                    Content-Disposition: form-data; name=\"f\"; filename=\"p.png\"\r\nContent-Type: image/png\r\n\r\n\u{1}\0--x\r\n------x--\r\n";
+        let read = |body: &str| Upload::read(kind, body.as_bytes().to_vec());
+        let form = read(body).unwrap();
+        assert_eq!(
+            (form.text("a"), form.bytes("f"), form.bytes("p.png")),
+            ("one\r\ntwo".to_owned(), Some(&b"\x01\0--x"[..]), None)
+        );
+        // A part without its end is none; a body without parts is no form.
+        assert!(read(&body[..60]).unwrap().bytes("a").is_none());
+        assert!(read("a=b").is_none() && read("").is_none() && Upload::read("text/plain", Vec::new()).is_none());
+        assert!(read("------x\r\nno head\r\n------x--").is_none());
+        for end in 0..body.len() {
+            read(&body[..end]);
+        }
+    }
 
     #[test]
     fn what_is_read_is_written_again() {

@@ -5,9 +5,12 @@ use pipe_spec::{RunState, Status};
 
 use super::Ui;
 use super::acts;
+use super::folders::key_beside;
 use super::index::Row;
 use super::log;
+use super::notes;
 use super::page::{NotFound, Page, Parts, meter, run_address};
+use super::predict_page;
 use super::request::{Params, encode};
 use crate::execute::study::OpenedStudy;
 use crate::report::html::curve::{Smoothing, View};
@@ -15,9 +18,6 @@ use crate::report::html::markup::escape;
 use crate::report::html::{classes, examples, figures, memory, run, stages};
 use crate::report::{duration, grouped, span};
 use crate::run::{Listed, Record};
-
-/// The choices of smoothing: value, name.
-const SMOOTHING: [(&str, &str); 3] = [("", "mean over noisy curves"), ("none", "none"), ("strong", "strong")];
 
 pub fn page(ui: &Ui, key: &str, params: &Params, parts: Parts) -> Result<String, NotFound> {
     let row = ui.row(key)?;
@@ -34,15 +34,16 @@ fn render(ui: &Ui, row: &Row, record: &Record, params: &Params, mut parts: Parts
     parts.fixed(|| "<p class=\"crumb\"><a href=\"./\">All runs</a></p>".to_owned());
     let is_study = row.work == WorkKind::Study;
     parts.live("head", || if is_study { study(row) } else { run::heading(record) + &now(row, state) });
-    parts.live("acts", || acts::buttons(ui, row));
+    parts.live("acts", || predict_page::link(ui, row) + &acts::buttons(ui, row));
+    parts.fixed(|| notes::form(ui, row));
     if let Some(state) = state.filter(|state| !state.stages().is_empty()) {
-        parts.live("steps", || stages::section(state, &record.stage_answers, run_address));
+        parts.live("steps", || stages::section(state, &record.stage_answers, beside(row)));
     } else if !is_study {
         of_training(ui, record, params, &view, &mut parts);
         parts.live("log", || log::section(row, state, params));
     }
     parts.live("files", || run::files(record));
-    parts.fixed(|| commands(row));
+    parts.fixed(|| commands(ui, row));
     let events = Some(format!("?run={}", encode(&row.key)));
     Page { title: &row.key, entry: "", events }.render(ui, parts)
 }
@@ -67,22 +68,19 @@ pub fn view(params: &Params) -> View {
         let from = params.number("from").unwrap_or(0.0).clamp(0.0, 1e14);
         (from, params.number("to").unwrap_or(f64::MAX).clamp(from + 1.0, 1e15))
     });
-    let smoothing = match params.get("smooth") {
-        Some("none") => Smoothing::None,
-        Some("strong") => Smoothing::Strong,
-        _ => Smoothing::Some,
-    };
+    let smoothing = smoothing(params).map_or(Smoothing::Mean, Smoothing::Exponential);
     View { steps, smoothing, values: true }
+}
+
+/// The weight of the exponential mean; absent for the usual curves.
+fn smoothing(params: &Params) -> Option<f64> {
+    params.number("smooth").map(|weight| weight.clamp(0.0, Smoothing::MOST))
 }
 
 /// The choice of steps and smoothing; with a script, a stretch can be drawn with the pointer too.
 pub fn controls(params: &Params) -> String {
-    let chosen = params.get("smooth").unwrap_or_default();
-    let option = |(value, name): &(&str, &str)| {
-        let selected = if *value == chosen { " selected" } else { "" };
-        format!("<option value=\"{value}\"{selected}>{name}</option>")
-    };
-    let options: String = SMOOTHING.iter().map(option).collect();
+    let smooth = smoothing(params).map_or(String::new(), |weight| weight.to_string());
+    let slider = if smooth.is_empty() { "0" } else { smooth.as_str() };
     let number = |name: &str| params.number(name).map_or(String::new(), |number| format!("{number:.0}"));
     let hidden: String = params
         .all("run")
@@ -90,11 +88,15 @@ pub fn controls(params: &Params) -> String {
         .collect();
     format!(
         "<form class=\"filter view\" method=\"get\" data-auto data-here>{hidden}\
-         <label>From step <input type=\"number\" name=\"from\" min=\"0\" value=\"{}\"></label>\
-         <label>to step <input type=\"number\" name=\"to\" min=\"0\" value=\"{}\"></label>\
-         <label>Smoothing <select name=\"smooth\">{options}</select></label>\
+         <label>From step <input type=\"number\" name=\"from\" min=\"0\" value=\"{1}\"></label>\
+         <label>to step <input type=\"number\" name=\"to\" min=\"0\" value=\"{2}\"></label>\
+         <label>Smoothing <input type=\"number\" name=\"smooth\" min=\"0\" max=\"{0}\" step=\"any\" value=\"{smooth}\" \
+         placeholder=\"auto\" title=\"0: off; closer to 1: smoother; empty: a running mean over long curves\">\
+         <input type=\"range\" class=\"with-script\" data-sets=\"smooth\" min=\"0\" max=\"{0}\" step=\"0.001\" value=\"{slider}\" \
+         aria-label=\"Smoothing\"></label>\
          <button type=\"submit\">Show</button> <small class=\"with-script\">Drag over a curve to zoom; double-click shows all. \
          With the keyboard: arrows move, + and - zoom, 0 shows all.</small></form>",
+        Smoothing::MOST,
         number("from"),
         number("to")
     )
@@ -116,6 +118,11 @@ fn now(row: &Row, state: Option<&RunState>) -> String {
     )
 }
 
+/// The addresses of the pages of runs beside this one.
+fn beside(row: &Row) -> impl Fn(&str) -> String {
+    |run| run_address(&key_beside(&row.key, run))
+}
+
 /// Bytes of the storage of a study that is read.
 const MAX_STORAGE: u64 = 64 << 20;
 
@@ -124,18 +131,18 @@ fn study(row: &Row) -> String {
     let found = Listed::read(&row.path).ok_or_else(|| "its folder cannot be read".to_owned());
     let opened = found.and_then(|found| OpenedStudy::open_up_to(MAX_STORAGE, found).map_err(|error| error.to_string()));
     match opened {
-        Ok(opened) => opened.view().body(run_address),
+        Ok(opened) => opened.view().body(&beside(row), row.notes.clone()),
         Err(why) => format!("<header><h1>{}</h1></header><p class=\"missing\">{}</p>", escape(&row.key), escape(&why)),
     }
 }
 
 /// The commands for this run.
-fn commands(row: &Row) -> String {
+fn commands(ui: &Ui, row: &Row) -> String {
     if !row.is_own {
         let why = "Its folder has another name than the run in it, so that commands do not find it.";
         return format!("<p class=\"missing\">{why}</p>");
     }
-    let id = &row.key;
+    let id = row.id();
     let commands = [
         format!("pipe show {id}"),
         format!("pipe logs {id} --follow"),
@@ -144,6 +151,8 @@ fn commands(row: &Row) -> String {
         format!("pipe predict {id} --data rows.jsonl --out predictions.jsonl"),
         format!("pipe report {id} --out report.html"),
     ];
+    let environment = acts::environment(ui, row);
+    let commands = commands.map(|command| format!("{environment}{command}"));
     let text = escape(&commands.join("\n"));
     format!("<details><summary>Commands <small>for a terminal</small></summary><pre>{text}</pre></details>")
 }
@@ -160,6 +169,11 @@ mod tests {
         assert_eq!(steps("to=20"), Some((0.0, 20.0)));
         assert_eq!(steps("from=20&to=10"), Some((20.0, 21.0)));
         assert_eq!(steps("from=-5&to=NaN"), Some((0.0, 1e15)));
-        assert_eq!(view(&Params::read("smooth=strong")).smoothing, Smoothing::Strong);
+        let smoothing = |query: &str| view(&Params::read(query)).smoothing;
+        assert_eq!((smoothing(""), smoothing("smooth=much")), (Smoothing::Mean, Smoothing::Mean));
+        assert_eq!(
+            (smoothing("smooth=0.9"), smoothing("smooth=7")),
+            (Smoothing::Exponential(0.9), Smoothing::Exponential(0.999))
+        );
     }
 }

@@ -1,7 +1,9 @@
 //! The page of all runs: search, filters, order, a row for each.
 
 use std::cmp::Ordering;
+use std::collections::BTreeMap;
 use std::fmt::Write;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use pipe_spec::pipeline::{Metric, WorkKind};
@@ -11,13 +13,15 @@ use pipe_spec::{Status, text};
 use super::Ui;
 use super::index::{Figures, Row};
 use super::page::{Page, Parts, meter, run_address};
-use super::request::Params;
+use super::request::{Params, encode};
 use crate::report::html::markup::escape;
-use crate::report::{duration, figure, grouped, span};
+use crate::report::{bounded, duration, figure, grouped, span};
 use crate::system::clock::minutes_utc;
 
 /// Rows of a page.
 const ROWS: usize = 100;
+/// Characters of the first line of a note.
+const NOTE: usize = 120;
 
 /// The orders, with their names.
 const ORDERS: [(&str, &str); 5] = [
@@ -33,7 +37,7 @@ pub fn page(ui: &Ui, params: &Params, mut parts: Parts) -> String {
     let wanted = select(&all, params);
     let first = (params.number("page").unwrap_or(1.0).max(1.0) as usize - 1).min(wanted.len().saturating_sub(1) / ROWS);
     let shown = &wanted[(first * ROWS).min(wanted.len())..((first + 1) * ROWS).min(wanted.len())];
-    parts.fixed(|| "<header><h1>Runs</h1></header>".to_owned());
+    parts.fixed(|| format!("<header><h1>Runs</h1>{}</header>", folders(ui)));
     parts.live("counts", || counts(&all, params));
     parts.fixed(|| form(params));
     parts.fixed(|| "<form action=\"compare\" method=\"get\" id=\"compare\">".to_owned());
@@ -50,6 +54,16 @@ pub fn page(ui: &Ui, params: &Params, mut parts: Parts) -> String {
     Page { title: "Runs", entry: "Runs", events: Some(String::new()) }.render(ui, parts)
 }
 
+/// The folders beside `PIPE_RUNS`, each a filter.
+fn folders(ui: &Ui) -> String {
+    let line = |(label, path): &(String, PathBuf)| {
+        let (address, path) = (encode(&format!("{label}/")), escape(&path.display().to_string()));
+        format!("<li><a href=\"./?q={address}\">{}/</a> {path}</li>", escape(label))
+    };
+    let lines: String = ui.folders.iter().filter(|folder| !folder.0.is_empty()).map(line).collect();
+    if lines.is_empty() { lines } else { format!("<ul class=\"links note\">{lines}</ul>") }
+}
+
 /// Whether a run is a part of another that is in the list.
 fn is_part(row: &Row) -> bool {
     row.part_of.is_some()
@@ -57,11 +71,12 @@ fn is_part(row: &Row) -> bool {
 
 fn select(all: &[Arc<Row>], params: &Params) -> Vec<Arc<Row>> {
     let words: Vec<String> = params.get("q").unwrap_or_default().split_whitespace().map(str::to_lowercase).collect();
-    let status = params.get("status");
+    let (status, tag) = (params.get("status"), params.get("tag"));
     let with_parts = params.get("parts").is_some();
     let wants = |row: &&Arc<Row>| {
         let has_status = status.is_none_or(|status| row.status.name() == status);
-        has_status && (with_parts || !is_part(row)) && words.iter().all(|word| has_word(row, word))
+        let has_tag = tag.is_none_or(|tag| row.notes.has_tag(tag));
+        has_status && has_tag && (with_parts || !is_part(row)) && words.iter().all(|word| has_word(row, word))
     };
     let mut wanted: Vec<Arc<Row>> = all.iter().filter(wants).cloned().collect();
     match params.get("sort").unwrap_or_default() {
@@ -79,8 +94,9 @@ fn select(all: &[Arc<Row>], params: &Params) -> Vec<Arc<Row>> {
 
 fn has_word(row: &Row, word: &str) -> bool {
     let device = row.progress.device.as_deref().unwrap_or_default();
-    [row.key.as_str(), &row.name, row.status.name(), &row.engine, device, &row.remark]
-        .iter()
+    [row.key.as_str(), &row.name, row.status.name(), &row.engine, device, &row.remark, &row.notes.note]
+        .into_iter()
+        .chain(row.notes.tags.iter().map(String::as_str))
         .any(|text| text.to_lowercase().contains(word))
 }
 
@@ -100,13 +116,8 @@ fn counts(all: &[Arc<Row>], params: &Params) -> String {
     let rows: Vec<&Arc<Row>> = all.iter().filter(|row| with_parts || !is_part(row)).collect();
     let chip = |name: &str, value: &str, count: usize| {
         let current = if params.get("status").unwrap_or_default() == value { " aria-current=\"true\"" } else { "" };
-        // Another filter begins at its first page.
-        let address = Params::read(params.with("status", value).trim_start_matches('?')).with("page", "");
-        format!(
-            "<a class=\"chip {value}\" href=\"./{}\"{current}>{name} <b>{}</b></a>",
-            escape(&address),
-            grouped(count as u64)
-        )
+        let address = filter_address(params, "status", value);
+        format!("<a class=\"chip {value}\" href=\"./{address}\"{current}>{name} <b>{}</b></a>", grouped(count as u64))
     };
     let mut html = format!("<nav class=\"chips\" aria-label=\"Filter by status\">{}", chip("all", "", rows.len()));
     for status in Status::ALL {
@@ -115,7 +126,38 @@ fn counts(all: &[Arc<Row>], params: &Params) -> String {
             html.push_str(&chip(status.name(), status.name(), count));
         }
     }
-    html + "</nav>"
+    html + "</nav>" + &tags(&rows, params)
+}
+
+/// Tags that are filters, at most: those of the most runs.
+const TAGS: usize = 20;
+
+/// How many runs have which tag, each a filter that a second click removes.
+fn tags(rows: &[&Arc<Row>], params: &Params) -> String {
+    let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+    rows.iter().flat_map(|row| &row.notes.tags).for_each(|tag| *counts.entry(tag).or_default() += 1);
+    let wanted = params.get("tag");
+    if let Some(tag) = wanted {
+        counts.entry(tag).or_default();
+    }
+    let mut counts: Vec<(&str, usize)> = counts.into_iter().collect();
+    counts.sort_by_key(|(tag, count)| (wanted != Some(*tag), std::cmp::Reverse(*count)));
+    let chip = |(tag, count): &(&str, usize)| {
+        let (next, current) = if wanted == Some(*tag) { ("", " aria-current=\"true\"") } else { (*tag, "") };
+        let address = filter_address(params, "tag", next);
+        format!(
+            "<a class=\"topic\" href=\"./{address}\"{current}>{} <b>{}</b></a>",
+            escape(tag),
+            grouped(*count as u64)
+        )
+    };
+    let chips: String = counts.iter().take(TAGS).map(chip).collect();
+    if chips.is_empty() { chips } else { format!("<nav class=\"chips\" aria-label=\"Filter by tag\">{chips}</nav>") }
+}
+
+/// The address with another filter, which begins at its first page.
+fn filter_address(params: &Params, name: &str, value: &str) -> String {
+    escape(&Params::read(params.with(name, value).trim_start_matches('?')).with("page", ""))
 }
 
 fn form(params: &Params) -> String {
@@ -128,12 +170,13 @@ fn form(params: &Params) -> String {
     let parts = if params.get("parts").is_some() { " checked" } else { "" };
     format!(
         "<form class=\"filter\" method=\"get\" action=\"./\" role=\"search\" data-auto>\
-         <label class=\"grow\">Search <input type=\"search\" name=\"q\" value=\"{}\" placeholder=\"name, status, card, error\"></label>\
+         <label class=\"grow\">Search <input type=\"search\" name=\"q\" value=\"{}\" placeholder=\"name, status, card, error, tag, note\"></label>\
          <label>Order <select name=\"sort\">{orders}</select></label>\
          <label class=\"check\"><input type=\"checkbox\" name=\"parts\" value=\"1\"{parts}> steps and trials too</label>\
-         <input type=\"hidden\" name=\"status\" value=\"{}\"><button type=\"submit\">Show</button></form>",
+         <input type=\"hidden\" name=\"status\" value=\"{}\"><input type=\"hidden\" name=\"tag\" value=\"{}\"><button type=\"submit\">Show</button></form>",
         escape(params.get("q").unwrap_or_default()),
-        escape(params.get("status").unwrap_or_default())
+        escape(params.get("status").unwrap_or_default()),
+        escape(params.get("tag").unwrap_or_default())
     )
 }
 
@@ -170,9 +213,14 @@ fn table_row(row: &Row) -> String {
         "" => String::new(),
         remark => format!("<p class=\"remark\">{}</p>", escape(remark)),
     };
+    let topic =
+        |tag: &String| format!("<a class=\"topic\" href=\"./?tag={}\">{}</a> ", escape(&encode(tag)), escape(tag));
+    let tags: String = row.notes.tags.iter().map(topic).collect();
+    let note = escape(&bounded(row.notes.first_line(), NOTE));
+    let notes = if row.notes.is_empty() { String::new() } else { format!("<p class=\"noted\">{tags}{note}</p>") };
     format!(
         "<tr id=\"row-{key}\" class=\"{status}\"><td class=\"pick\"><input type=\"checkbox\" name=\"run\" value=\"{key}\" \
-         aria-label=\"Compare {key}\"></td><th scope=\"row\"><a href=\"{}\">{key}</a><small>{}</small>{remark}</th>\
+         aria-label=\"Compare {key}\"></td><th scope=\"row\"><a href=\"{}\">{key}</a><small>{}</small>{remark}{notes}</th>\
          <td><span class=\"tag {status}\">{status}</span></td><td data-name=\"progress\">{}</td>\
          <td data-name=\"metric\">{}</td><td data-name=\"memory\">{}</td><td data-name=\"time\">{}</td></tr>",
         escape(&run_address(&row.key)),
@@ -204,7 +252,8 @@ fn metric(found: &Figures) -> String {
 fn memory(found: &Figures) -> String {
     let device = found.device.as_deref().map_or(String::new(), |device| format!("<small>{}</small>", escape(device)));
     match (found.peak, found.capacity) {
-        (Some(peak), Some(capacity)) if capacity > 0 => {
+        // A limit on what a trainer allocates itself does not count its libraries, and says nothing of all that it holds.
+        (Some(peak), Some(capacity)) if capacity > 0 && peak <= capacity => {
             let label = format!("{} of {}", human_bytes(peak), human_bytes(capacity));
             let share = peak as f64 / capacity as f64;
             let bar = meter(share, if share > 0.95 { "full" } else { "" }, &label);
@@ -238,7 +287,7 @@ fn pages(params: &Params, first: usize, count: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::path::PathBuf;
+    use crate::run::Notes;
 
     fn row(key: &str, status: Status, metric: Option<f64>) -> Arc<Row> {
         Arc::new(Row {
@@ -254,6 +303,7 @@ mod tests {
             attempts: 1,
             progress: Figures { metric: metric.map(|value| ("eval.accuracy".to_owned(), value)), ..Figures::default() },
             remark: "the Disk is full".to_owned(),
+            notes: Notes { note: format!("noted-{key}\nmore"), tags: vec![key.to_owned(), "shared".to_owned()] },
         })
     }
 
@@ -274,6 +324,16 @@ mod tests {
         assert_eq!(keys("sort=metric"), ["a", "b", "c"]);
         assert_eq!(keys("sort=name"), ["a", "b", "c"]);
         assert_eq!(keys("q=nothing"), [""; 0]);
+        assert_eq!(
+            (keys("tag=a"), keys("tag=shared&status=failed"), keys("tag=A")),
+            (vec!["a".to_owned()], vec!["b".to_owned()], vec![])
+        );
+        assert_eq!((keys("q=noted-C"), keys("q=shared").len()), (vec!["c".to_owned()], 3));
+        let html = counts(&all, &Params::read("tag=a&page=2&q=x"));
+        assert!(
+            html.contains("?q=x\" aria-current=\"true\">a <b>1</b>") && html.contains(">shared <b>3</b>"),
+            "{html}"
+        );
     }
 
     #[test]

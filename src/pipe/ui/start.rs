@@ -90,7 +90,7 @@ pub async fn begin(ui: &Arc<Ui>, params: &Params) -> Result<Answer, String> {
 }
 
 async fn ask(ui: &Ui, arguments: &[String]) -> (bool, String) {
-    match tokio::time::timeout(TIMEOUT, acts::pipe(ui, arguments, true)).await {
+    match tokio::time::timeout(TIMEOUT, acts::pipe(&ui.runs, arguments, true)).await {
         Ok(Ok(said)) => said,
         Ok(Err(error)) => (false, error.to_string()),
         Err(_) => (false, format!("it took longer than {} s", TIMEOUT.as_secs())),

@@ -3,7 +3,7 @@
 (() => {
   const root = document.documentElement, live = document.getElementById('live'), query = document.body.dataset.events;
   const seen = {};
-  let source = null, busy = false, waiting = new Set(), drag = null;
+  let source = null, busy = false, waiting = new Set(), drag = null, brushing = null;
   root.classList.add('scripted');
 
   const say = (text, state) => { live.textContent = text; live.dataset.state = state; };
@@ -42,7 +42,7 @@
 
   function put(part) {
     const old = document.getElementById(part.id), html = part.innerHTML;
-    if (!old || seen[part.id] === html || (drag && old.contains(drag.svg))) return;
+    if (!old || seen[part.id] === html || [drag, brushing].some(one => one && old.contains(one.svg))) return;
     seen[part.id] = html;
     const [before, after] = [old, part].map(one => one.querySelector('[data-keyed]'));
     const ids = body => body && [...body.children].map(row => row.id).join('\n');
@@ -58,8 +58,9 @@
     }
     const restore = keep(old);
     old.replaceChildren(...[...part.childNodes].map(node => document.importNode(node, true)));
-    restore(old);
     prepare(old);
+    restore(old);
+    choose();
   }
 
   async function refresh(names) {
@@ -93,6 +94,10 @@
     source.onerror = () => say('not connected', 'off');
   }
 
+  // What no file tells, such as the memory of cards, is asked for while somebody looks.
+  const often = document.querySelector('[data-every]');
+  if (often) setInterval(() => { if (!document.hidden) refresh(often.dataset.parts); }, 1000 * often.dataset.every);
+
   // A browser has few connections to a server; a page that nobody sees holds none.
   document.addEventListener('visibilitychange', () => {
     if (!document.hidden) return listen();
@@ -113,9 +118,17 @@
   document.addEventListener('input', event => {
     const form = event.target.closest('form[data-auto]');
     if (!form) return choose();
+    pair(event.target);
     clearTimeout(typing);
     typing = setTimeout(() => show(form), 150);
   });
+  // A slider and the number that it stands for.
+  function pair(input) {
+    const elements = [...input.form.elements], { sets } = input.dataset;
+    const slider = elements.find(one => one.dataset.sets && one.dataset.sets === input.name);
+    if (sets) elements.find(one => one.name === sets).value = input.value;
+    if (slider) slider.value = input.value || 0;
+  }
   document.addEventListener('submit', event => {
     const form = event.target;
     if (form.matches('form[data-auto]')) {
@@ -127,6 +140,17 @@
       form.dataset.sent = '1';
       all('button', form).forEach(button => button.setAttribute('aria-disabled', 'true'));
     }
+  });
+
+  // A picture that was chosen or dropped is shown before it is sent.
+  document.addEventListener('change', event => {
+    const input = event.target.closest('[data-preview]'), file = input?.files[0];
+    input?.parentElement.querySelector('img')?.remove();
+    if (!file) return;
+    const reader = new FileReader(), image = document.createElement('img');
+    image.alt = file.name;
+    reader.onload = () => { image.src = reader.result; input.after(image); };
+    reader.readAsDataURL(file);
   });
 
   function choose() {
@@ -178,6 +202,8 @@
     return `${value.toFixed(unit && 1)} ${units[unit]}`;
   }
 
+  const both = (svg, { value, smooth }) => shown(svg, value) + (smooth === undefined ? '' : ` (smoothed ${shown(svg, smooth)})`);
+
   function line(svg, scale, x) {
     let mark = svg.querySelector('.pointer');
     if (!mark) {
@@ -191,7 +217,8 @@
   function valuesAt(svg, step) {
     const found = all('g.curve[data-steps]', svg).map(curve => {
       const steps = numbers(curve, 'steps'), at = nearest(steps, step);
-      return { name: curve.dataset.name, step: steps[at], value: numbers(curve, 'values')[at], style: curve.classList[1] };
+      const smooth = curve.dataset.smooth ? numbers(curve, 'smooth')[at] : undefined;
+      return { name: curve.dataset.name, step: steps[at], value: numbers(curve, 'values')[at], smooth, style: curve.classList[1] };
     });
     return found.filter(one => one.step !== undefined && !Number.isNaN(one.step));
   }
@@ -203,13 +230,13 @@
     svg.pointed = near.step;
     line(svg, scale, place(scale, near.step));
     tip.replaceChildren(...[[`step ${near.step}`, ''], ...found.map(one =>
-      [`${found.length > 1 ? `${one.name}${one.step === near.step ? '' : ` (${one.step})`}: ` : ''}${shown(svg, one.value)}`, one.style])
+      [`${found.length > 1 ? `${one.name}${one.step === near.step ? '' : ` (${one.step})`}: ` : ''}${both(svg, one)}`, one.style])
     ].map(([text, style]) => Object.assign(document.createElement('div'), { textContent: text, className: style })));
     tip.hidden = false;
     const width = tip.offsetWidth;
     tip.style.left = `${Math.max(4, Math.min(clientX + 14, innerWidth - width - 8)) + scrollX}px`;
     tip.style.top = `${clientY + 16 + scrollY}px`;
-    return [`step ${near.step}`, ...found.map(one => `${one.name} ${shown(svg, one.value)}`)].join(', ');
+    return [`step ${near.step}`, ...found.map(one => `${one.name} ${both(svg, one)}`)].join(', ');
   }
 
   function leave(svg) {
@@ -290,10 +317,128 @@
     event.preventDefault();
   });
 
+  // Parallel coordinates: a stretch of an axis selects the trials that cross it there; the other lines fade.
+  const brushes = {};
+  const axes = svg => all('.handle', svg).map((handle, index) => {
+    const [top, height] = ['y', 'height'].map(name => Number(handle.getAttribute(name)));
+    const { name, scale } = handle.dataset, [low, high] = [Number(handle.dataset.low), Number(handle.dataset.high)];
+    const choices = scale === 'choices' ? JSON.parse(handle.dataset.choices) : null;
+    const value = share => scale === 'log' ? low * (high / low) ** share : low + share * (high - low);
+    const share = number => scale === 'log' ? Math.log(number / low) / Math.log(high / low) : (number - low) / (high - low);
+    return { index, handle, name, choices, value, share, top, height, shareAt: y => (top + height - y) / height };
+  });
+
+  function brush(svg, axis, range) {
+    if (axis.choices && range) {
+      const count = axis.choices.length, [first, last] = range;
+      range = [Math.floor(first * count + 1e-6) / count, Math.ceil(last * count - 1e-6) / count];
+    }
+    if (range) brushes[axis.name] = range; else delete brushes[axis.name];
+    showBrushes(svg);
+  }
+
+  function showBrushes(svg) {
+    all('.brushed', svg).forEach(mark => mark.remove());
+    const chosen = axes(svg).filter(axis => brushes[axis.name]), near = 0.002;
+    for (const { handle, name, top, height } of chosen) {
+      const [first, last] = brushes[name], mark = handle.cloneNode();
+      for (const key of Object.keys(mark.dataset)) delete mark.dataset[key];
+      mark.setAttribute('class', 'brushed');
+      mark.setAttribute('y', top + (1 - last) * height);
+      mark.setAttribute('height', Math.max(1, (last - first) * height));
+      handle.before(mark);
+    }
+    const lines = all('.line polyline', svg);
+    const isChosen = line => {
+      const points = line.getAttribute('points').split(' ');
+      return chosen.every(({ index, name, shareAt }) => {
+        const share = shareAt(Number(points[index].split(',')[1]));
+        return share >= brushes[name][0] - near && share <= brushes[name][1] + near;
+      });
+    };
+    lines.forEach(line => line.classList.toggle('faded', !isChosen(line)));
+    const figure = svg.closest('figure'), count = lines.filter(line => !line.classList.contains('faded')).length;
+    figure.querySelector('.selected').textContent = chosen.length ? `${count} of ${lines.length} trials selected.` : '';
+    figure.querySelector('.unselect').hidden = chosen.length === 0;
+    for (const axis of axes(svg)) {
+      const range = brushes[axis.name], inputs = all('.ranges fieldset', figure)[axis.index].elements;
+      [...inputs].forEach((input, end) => {
+        if (input === document.activeElement && input.value !== '') return;
+        if (!range) input.value = '';
+        else if (axis.choices) input.value = Math.round(range[end] * axis.choices.length) - end;
+        else input.value = Number(axis.value(range[end]).toPrecision(4));
+      });
+    }
+  }
+
+  // The same by the keyboard: the first and the last value of each axis.
+  function ranges(svg) {
+    const make = (name, more, ...children) => {
+      const element = Object.assign(document.createElement(name), more);
+      element.append(...children);
+      return element;
+    };
+    const input = (axis, end) => {
+      const word = ['from', 'to'][end], named = { name: `${word}-${axis.name}`, ariaLabel: `${axis.name} ${word}` };
+      if (!axis.choices) return make('input', { type: 'number', step: 'any', placeholder: word, ...named });
+      const options = axis.choices.map((choice, at) => make('option', { value: at }, choice));
+      return make('select', named, make('option', { value: '' }, word), ...options);
+    };
+    const fields = axes(svg).map(axis => {
+      const inputs = [input(axis, 0), input(axis, 1)], set = make('fieldset', {}, make('legend', {}, axis.name), ...inputs);
+      set.addEventListener('input', () => {
+        const [first, last] = inputs.map(one => one.value);
+        const share = (text, end) => {
+          if (text === '') return end;
+          return axis.choices ? (Number(text) + end) / axis.choices.length : axis.share(Number(text));
+        };
+        const range = [share(first, 0), share(last, 1)].map(one => Math.min(1, Math.max(0, one)));
+        brush(svg, axis, first === '' && last === '' ? null : [Math.min(...range), Math.max(...range)]);
+      });
+      return set;
+    });
+    const clear = make('button', { type: 'button', className: 'unselect', hidden: true }, 'Select all');
+    clear.addEventListener('click', () => {
+      Object.keys(brushes).forEach(name => delete brushes[name]);
+      showBrushes(svg);
+    });
+    const about = make('p', { className: 'note' }, 'Drag along an axis to select trials; a click there selects all again. ',
+      make('span', { className: 'selected', role: 'status' }), ' ', clear);
+    const box = make('details', {}, make('summary', {}, 'Select by values'), make('div', { className: 'ranges' }, ...fields));
+    svg.closest('figure').append(about, box);
+    showBrushes(svg);
+  }
+
+  const heightAt = (svg, event) => new DOMPoint(event.clientX, event.clientY).matrixTransform(svg.getScreenCTM().inverse()).y;
+  document.addEventListener('pointerdown', event => {
+    const handle = event.button === 0 && event.target.closest?.('.handle');
+    if (!handle) return;
+    const svg = handle.ownerSVGElement, axis = axes(svg).find(one => one.handle === handle);
+    brushing = { svg, axis, y: event.clientY, share: axis.shareAt(heightAt(svg, event)) };
+    event.preventDefault();
+  });
+  document.addEventListener('pointermove', event => {
+    if (!brushing || Math.abs(event.clientY - brushing.y) < 4) return;
+    const { svg, axis, share } = brushing, ends = [share, axis.shareAt(heightAt(svg, event))];
+    brush(svg, axis, [Math.max(0, Math.min(...ends)), Math.min(1, Math.max(...ends))]);
+  });
+  document.addEventListener('pointerup', event => {
+    if (brushing && Math.abs(event.clientY - brushing.y) < 4) brush(brushing.svg, brushing.axis, null);
+    brushing = null;
+  });
+  document.addEventListener('pointercancel', () => { brushing = null; });
+
   function prepare(from) {
+    all('#figure-parallel svg', from).forEach(ranges);
     for (const figure of all('figure', from)) if (figure.querySelector('.scale')) figure.tabIndex = 0;
     choose();
   }
+
+  // A page that comes back by the button of the browser can send its forms again.
+  addEventListener('pageshow', () => all('form').forEach(form => {
+    delete form.dataset.sent;
+    all('button', form).forEach(button => button.removeAttribute('aria-disabled'));
+  }));
 
   all('[data-live]').forEach(part => { seen[part.id] = part.innerHTML; });
   all('[data-follow]').forEach(log => { log.scrollTop = log.scrollHeight; });

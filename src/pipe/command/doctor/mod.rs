@@ -73,15 +73,7 @@ fn show(check: &Check) {
 }
 
 fn memory() -> Check {
-    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let kib = |key: &str| {
-        let line = text.lines().find_map(|line| line.strip_prefix(key))?;
-        line.trim().trim_end_matches(" kB").parse::<u64>().ok()
-    };
-    let (Some(free), Some(total)) = (kib("MemAvailable:"), kib("MemTotal:")) else {
-        return Check::note("memory", "unknown");
-    };
-    let (free, total) = (free << 10, total << 10);
+    let Some(Space { free, total }) = Space::of_memory() else { return Check::note("memory", "unknown") };
     let found = format!("{} free of {}", human_bytes(free), human_bytes(total));
     match free < GIB {
         true => Check::note("memory", found).hint("low: end other programs, or limit runs with container.memory"),

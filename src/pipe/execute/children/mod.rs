@@ -96,11 +96,14 @@ pub fn start_detached(folder: &RunFolder, set: &[String]) -> Result<(), Error> {
     let fail = |source| Error::Spawn { program: program.clone(), source };
     let log = std::fs::File::options().create(true).append(true).open(folder.driver_log()).map_err(fail)?;
     let mut command = Command::new(&program);
-    command.arg("resume").arg(folder.path().file_name().unwrap_or_default()).arg("--quiet");
+    command.args(["resume", "--quiet"]);
     set.iter().for_each(|set| {
         command.args(["--set", set]);
     });
     command
+        // A name that begins like an option is none.
+        .arg("--")
+        .arg(folder.path().file_name().unwrap_or_default())
         .env("PIPE_RUNS", folder.path().parent().unwrap_or(folder.path()))
         .stdin(Stdio::null())
         .stdout(Stdio::null())

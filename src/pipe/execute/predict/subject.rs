@@ -174,7 +174,7 @@ fn base_name(folder: &Path) -> Option<String> {
 /// A run that has not ended has no model yet: `latest` is the one before.
 fn latest_id(wanted: &str) -> Result<String, Error> {
     let may_have_one = |run: &Listed| run.state.status != Status::Running || has_model(run);
-    let latest = if wanted == "latest" { run::latest(may_have_one)? } else { None };
+    let latest = if wanted == run::LATEST { run::latest(may_have_one)? } else { None };
     Ok(latest.map_or_else(|| wanted.to_owned(), |run| run.state.id))
 }
 

@@ -3,6 +3,8 @@
 use pipe_spec::pipeline::Container;
 use pipe_spec::run::{StageState, StageStatus};
 
+use crate::system::files::Space;
+
 /// The resources that stages share: the processors and the memory of this machine. For cards they queue like all runs.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Resources {
@@ -17,11 +19,7 @@ impl Resources {
     /// The resources of this machine. Memory that cannot be read is not counted.
     pub fn of_machine() -> Self {
         let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-        let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-        let kilobytes = text
-            .lines()
-            .find_map(|line| line.strip_prefix("MemTotal:")?.split_whitespace().next()?.parse::<u64>().ok());
-        Self { cpus: cpus as f64, memory: kilobytes.map_or(u64::MAX, |kilobytes| kilobytes << 10) }
+        Self { cpus: cpus as f64, memory: Space::of_memory().map_or(u64::MAX, |space| space.total) }
     }
 
     /// The share that a stage takes. One that does not say takes a processor, and no memory.

@@ -21,7 +21,7 @@ use crate::execute::children::Watcher;
 use crate::input::load::{self, ParsedStudy};
 use crate::report::html::{StudyPage, study_body, study_page};
 use crate::report::{ChildLine, Reporter, Table, duration, figure, print_json_line};
-use crate::run::{self, Listed};
+use crate::run::{self, Listed, Notes};
 use crate::system::clock::now;
 use crate::system::files;
 
@@ -219,12 +219,14 @@ impl StudyView<'_> {
     }
 
     pub fn page(&self) -> String {
-        study_page(&self.shown(&self.objectives(), &space(self.study), |run| format!("../{run}/report.html")))
+        let notes = Notes::read(&crate::run::folder_of(&self.state.id));
+        let link = |run: &str| format!("../{run}/report.html");
+        study_page(&self.shown(&self.objectives(), &space(self.study), &link, notes))
     }
 
     /// The content of the page, with other addresses of the pages of its runs.
-    pub fn body(&self, link: fn(&str) -> String) -> String {
-        study_body(&self.shown(&self.objectives(), &space(self.study), link))
+    pub fn body(&self, link: &dyn Fn(&str) -> String, notes: Notes) -> String {
+        study_body(&self.shown(&self.objectives(), &space(self.study), link, notes))
     }
 
     fn objectives(&self) -> Vec<(String, Direction)> {
@@ -236,7 +238,8 @@ impl StudyView<'_> {
         &'a self,
         objectives: &'a [(String, Direction)],
         space: &'a Space,
-        link: fn(&str) -> String,
+        link: &'a dyn Fn(&str) -> String,
+        notes: Notes,
     ) -> StudyPage<'a> {
         let id = &self.state.id;
         let best_file = Some(crate::run::folder_of(id).path().join(BEST)).filter(|file| file.is_file());
@@ -244,6 +247,7 @@ impl StudyView<'_> {
         StudyPage {
             name: id,
             status: self.state.status.name(),
+            notes,
             objectives,
             space,
             trials: self.trials,

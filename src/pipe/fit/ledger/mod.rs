@@ -133,6 +133,27 @@ pub struct LedgerEntry {
 }
 
 impl LedgerEntry {
+    /// The columns of a list of entries.
+    pub const HEAD: [&str; 7] = ["id", "model", "precision", "optimizer", "tokens", "on", "known"];
+
+    pub fn cells(&self) -> [String; 7] {
+        let key = &self.key;
+        let checkpointing = match key.checkpointing {
+            Checkpointing::Off => "",
+            Checkpointing::On => " (checkpointing)",
+            Checkpointing::Auto => " (checkpointing: auto)",
+        };
+        [
+            key.id(),
+            key.arch.clone(),
+            format!("{}{checkpointing}", name(key.precision)),
+            name(key.optimizer),
+            if key.longest.is_empty() { "-".to_owned() } else { key.longest.clone() },
+            key.gpu.clone(),
+            self.summary(),
+        ]
+    }
+
     /// Adds a fact. It replaces an older fact about the same batch, but keeps what a search said of it.
     pub fn add(&mut self, mut fact: Fact) {
         let same = |old: &Fact| {
@@ -170,6 +191,11 @@ impl LedgerEntry {
     }
 }
 
+/// A value of an enumeration as a pipeline has it.
+fn name(value: impl Serialize) -> String {
+    serde_json::to_value(value).ok().and_then(|value| value.as_str().map(str::to_owned)).unwrap_or_default()
+}
+
 /// The name of a run of several steps, before that of a step.
 static RUN_ID: LazyLock<Regex> =
     LazyLock::new(|| Regex::new(r"[A-Za-z0-9][\w.-]*-\d{8}-\d{6}-[a-z]{4}\.").expect("it is written here"));
@@ -196,10 +222,9 @@ pub struct LedgerJob {
 impl LedgerJob {
     /// `config` is the model's.
     pub fn of_training(spec: &TrainerSpec, config: &Map<String, Value>) -> Self {
-        let text = |value| serde_json::to_value(value).ok().and_then(|value: Value| value.as_str().map(str::to_owned));
         Self {
             model: model_hash(&spec.model, config, spec.adapter.as_ref()),
-            arch: text(spec.model.arch).unwrap_or_default(),
+            arch: name(spec.model.arch),
             precision: spec.train.precision,
             optimizer: spec.train.optimizer.kind,
             checkpointing: spec.train.checkpointing,

@@ -59,10 +59,7 @@ impl Ticket {
     /// Takes a ticket for a card of `card_names`. Where the folder for all users cannot be used, the ticket is one of
     /// a folder of this user alone, with a warning that says why.
     pub fn take(card: &str, run: &str) -> Result<(Self, Option<String>), Error> {
-        let temporary = std::env::temp_dir();
-        let named = std::env::var_os("PIPE_QUEUE").filter(|path| !path.is_empty()).map(PathBuf::from);
-        let shared = named.unwrap_or_else(|| temporary.join("pipe-gpu-queue"));
-        let own = temporary.join(format!("pipe-gpu-queue-{}", geteuid().as_raw()));
+        let [shared, own] = folders();
         Self::take_in(&shared, &own, card, run)
     }
 
@@ -100,15 +97,52 @@ impl Ticket {
     pub fn ahead(&self) -> Result<Vec<Ahead>, Error> {
         let numbers = numbers(&self.folder, &self.card)
             .map_err(|reason| Error::NoQueue { folder: self.folder.path().to_owned(), reason })?;
-        let mut ahead = Vec::new();
-        for number in numbers.into_iter().filter(|number| *number < self.number) {
-            if let TicketState::Held { text, uid } = self.folder.look(&ticket_name(&self.card, number)) {
-                let user = (uid != geteuid().as_raw()).then(|| user(uid));
-                ahead.push(Ahead { number, run: run_id(&text), user });
-            }
-        }
-        Ok(ahead)
+        let before = numbers.into_iter().filter(|number| *number < self.number);
+        Ok(before.filter_map(|number| living(&self.folder, &self.card, number)).collect())
     }
+}
+
+/// The folder for all users, and that of this user alone.
+fn folders() -> [PathBuf; 2] {
+    let temporary = std::env::temp_dir();
+    let named = std::env::var_os("PIPE_QUEUE").filter(|path| !path.is_empty()).map(PathBuf::from);
+    let shared = named.unwrap_or_else(|| temporary.join("pipe-gpu-queue"));
+    [shared, temporary.join(format!("pipe-gpu-queue-{}", geteuid().as_raw()))]
+}
+
+/// The run with this number, if a process holds its ticket.
+fn living(folder: &Folder, card: &str, number: u32) -> Option<Ahead> {
+    let TicketState::Held { text, uid } = folder.look(&ticket_name(card, number)) else { return None };
+    Some(Ahead { number, run: run_id(&text), user: (uid != geteuid().as_raw()).then(|| user(uid)) })
+}
+
+/// The runs that queue for a card, the one that has it first.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CardQueue {
+    /// Its name in the queue: `gpu-0`.
+    pub card: String,
+    pub runs: Vec<Ahead>,
+}
+
+/// The queues of all cards. Makes no folder; one that cannot be used has none.
+pub fn queues() -> Vec<CardQueue> {
+    let [shared, own] = folders();
+    let open = |path: &Path, open: fn(&Path) -> Result<Folder, String>| path.is_dir().then(|| open(path).ok())?;
+    [open(&shared, Folder::shared), open(&own, Folder::own)].iter().flatten().flat_map(queues_in).collect()
+}
+
+fn queues_in(folder: &Folder) -> Vec<CardQueue> {
+    let names = folder.names().unwrap_or_default();
+    let card = |name: &String| {
+        let card = name.rsplit_once('-')?.0;
+        number_of(name, card).map(|_| card.to_owned())
+    };
+    let cards: BTreeSet<String> = names.iter().filter_map(card).collect();
+    let queue = |card: String| {
+        let numbers = numbers(folder, &card).unwrap_or_default();
+        CardQueue { runs: numbers.into_iter().filter_map(|number| living(folder, &card, number)).collect(), card }
+    };
+    cards.into_iter().map(queue).filter(|queue| !queue.runs.is_empty()).collect()
 }
 
 impl Drop for Ticket {
@@ -272,6 +306,26 @@ mod tests {
         let (_zero, _ten) = (take("gpu-0"), take("gpu-0-00000001"));
         assert!(take("gpu-1").ahead().unwrap().is_empty());
         assert_eq!(ahead(&take("gpu-0")), ["gpu-0"]);
+    }
+
+    #[test]
+    fn all_queues() {
+        let folder = TestFolder::new();
+        let take =
+            |card: &str, run: &str| Ticket::take_in(&folder.shared(), &folder.0.join("own"), card, run).unwrap().0;
+        let (first, _second, _other) = (take("gpu-0", "a"), take("gpu-0", "b"), take("gpu-MIG-x", "c"));
+        std::fs::write(folder.shared().join("gpu-7-00000001"), "killed").unwrap();
+        std::fs::write(folder.shared().join("gpu-8"), "").unwrap();
+        let seen = || {
+            let queues = queues_in(&Folder::shared(&folder.shared()).unwrap());
+            let text = |queue: CardQueue| {
+                format!("{}:{}", queue.card, queue.runs.into_iter().map(|one| one.run).collect::<String>())
+            };
+            queues.into_iter().map(text).collect::<Vec<_>>().join(" ")
+        };
+        assert_eq!(seen(), "gpu-0:ab gpu-MIG-x:c");
+        drop(first);
+        assert_eq!(seen(), "gpu-0:b gpu-MIG-x:c");
     }
 
     #[test]

@@ -3,12 +3,14 @@
 use pipe_search::{Direction, Domain};
 use serde_json::Value;
 
-use super::markup::{plain_setting, short};
+use super::markup::{escape, plain_setting, short};
 
 /// Ticks of a log range, at most.
 const TICKS: usize = 6;
 /// Labels of categories, at most.
 const LABELS: usize = 12;
+/// Characters of a category.
+const CATEGORY: usize = 24;
 /// From this many values on, a few that are far worse than the others do not set the range.
 const TRIMMED: usize = 8;
 /// Values that differ by less than this share of their size are drawn at one height.
@@ -150,7 +152,7 @@ impl Axis {
         }
         let stride = all.len().div_ceil(LABELS).max(1);
         let middle = |index: usize| (index as f64 + 0.5) / all.len() as f64;
-        let label = |(index, value): (usize, &Value)| (middle(index), plain_setting(value, 24));
+        let label = |(index, value): (usize, &Value)| (middle(index), plain_setting(value, CATEGORY));
         let ticks = all.iter().enumerate().step_by(stride).map(label).collect();
         Self { scale: Scale::Categories(all), ticks }
     }
@@ -191,6 +193,21 @@ impl Axis {
         match self.scale {
             Scale::Linear { low, high } => Some((low, high)),
             Scale::Log { .. } | Scale::Categories(_) => None,
+        }
+    }
+
+    /// The scale as attributes of an element, for a script.
+    pub fn attributes(&self) -> String {
+        let range = |scale: &str, low: f64, high: f64| {
+            format!("data-scale=\"{scale}\" data-low=\"{low:e}\" data-high=\"{high:e}\"")
+        };
+        match &self.scale {
+            Scale::Linear { low, high } => range("linear", *low, *high),
+            Scale::Log { low, high } => range("log", *low, *high),
+            Scale::Categories(all) => {
+                let names: Vec<String> = all.iter().map(|value| plain_setting(value, CATEGORY)).collect();
+                format!("data-scale=\"choices\" data-choices=\"{}\"", escape(&serde_json::json!(names).to_string()))
+            }
         }
     }
 

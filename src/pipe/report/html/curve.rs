@@ -15,9 +15,6 @@ const NOISY_POINTS: usize = 200;
 /// Names of attempts that are closer than this would cover each other.
 const NAME_WIDTH: f64 = 36.0;
 
-/// The legend of long curves.
-pub const RUNNING_MEAN_NOTE: &str = "light: each step; dark: running mean";
-
 /// The part of curves that is drawn, and how.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct View {
@@ -28,18 +25,32 @@ pub struct View {
     pub values: bool,
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+impl View {
+    /// The legend of a curve that is drawn light, with a smooth one over it.
+    pub fn smoothing_note(&self) -> String {
+        match self.smoothing {
+            Smoothing::Mean => "light: each step; dark: running mean".to_owned(),
+            Smoothing::Exponential(weight) => format!("light: each value; dark: smoothed by {weight}"),
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum Smoothing {
     /// A running mean over long curves that are noisy.
     #[default]
-    Some,
-    None,
-    /// A mean over five times as many points, also over short curves.
-    Strong,
+    Mean,
+    /// An exponential mean with this weight, from 0 (none) to below 1, of what was before.
+    Exponential(f64),
 }
 
-/// Points from which on a strong mean is drawn.
-const FEW_POINTS: usize = 10;
+impl Smoothing {
+    /// A larger weight would show the first value alone.
+    pub const MOST: f64 = 0.999;
+}
+
+/// Points from which on a curve can be smoothed.
+const FEW_POINTS: usize = 3;
 
 /// Curves over steps.
 pub struct Chart {
@@ -100,20 +111,23 @@ impl Chart {
         self.curves.iter().all(is_flat)
     }
 
-    /// Whether a curve is drawn light, with its running mean over it.
-    pub fn has_mean(&self) -> bool {
-        self.curves.iter().any(Curve::is_faint)
+    /// Whether a curve is drawn light, with a smooth one over it.
+    pub fn is_smoothed(&self, view: &View) -> bool {
+        self.curves.iter().any(|curve| curve.is_smoothed(view))
     }
 
     /// The figure, or a line that says that there is nothing to show.
     pub fn draw(&self, view: &View) -> String {
-        let all = || self.curves.iter().flat_map(|curve| curve.within(view));
+        let all = || self.curves.iter().flat_map(|curve| within(&curve.points, view));
         let title = escape(&self.title);
         if all().next().is_none() {
             let why = if view.steps.is_some() { "Nothing in these steps." } else { "Nothing was recorded." };
             return empty(&self.key, &title, why);
         }
-        let heights = || all().map(|point| point.1).chain(self.levels.iter().map(|level| level.1));
+        // A part of the steps may be far from what was before, which an exponential mean still holds.
+        let smoothed: Vec<Point> = self.curves.iter().filter_map(|curve| curve.smoothed(view)).flatten().collect();
+        let points = || all().chain(&smoothed).map(|point| point.1);
+        let heights = || points().chain(self.levels.iter().map(|level| level.1));
         let low = heights().fold(f64::INFINITY, f64::min);
         let high = heights().fold(f64::NEG_INFINITY, f64::max);
         // An axis from 0 hides the progress of values that all lie far above it.
@@ -179,40 +193,48 @@ impl AttemptLine {
 }
 
 impl Curve {
-    fn is_faint(&self) -> bool {
-        self.look == Look::Noisy && self.points.len() >= NOISY_POINTS
+    fn is_smoothed(&self, view: &View) -> bool {
+        let count = within(&self.points, view).len();
+        match view.smoothing {
+            Smoothing::Mean => self.look == Look::Noisy && count >= NOISY_POINTS,
+            Smoothing::Exponential(weight) => {
+                weight > 0.0 && matches!(self.look, Look::Noisy | Look::Marked) && count >= FEW_POINTS
+            }
+        }
     }
 
-    /// The points of the steps that are drawn, which are in order.
-    fn within(&self, view: &View) -> &[Point] {
-        let Some((first, last)) = view.steps else { return &self.points };
-        let begin = self.points.partition_point(|point| point.0 < first);
-        let end = self.points.partition_point(|point| point.0 <= last);
-        self.points.get(begin..end).unwrap_or_default()
+    /// A smooth curve with a point for each that is drawn; nothing where it is drawn as it is.
+    fn smoothed(&self, view: &View) -> Option<Vec<Point>> {
+        let points = within(&self.points, view);
+        self.is_smoothed(view).then(|| match view.smoothing {
+            Smoothing::Mean => running_mean(points, points.len() / 100),
+            // From the first step on, so that a part of the steps shows the same curve.
+            Smoothing::Exponential(weight) => within(&exponential_mean(&self.points, weight), view).to_vec(),
+        })
     }
 
     fn draw(&self, svg: &mut String, frame: &Frame, view: &View) {
-        let within = self.within(view);
-        let points = thin(within, if view.values { MAX_VALUES } else { MAX_POINTS });
+        let points = thin(within(&self.points, view), if view.values { MAX_VALUES } else { MAX_POINTS });
         let dots = self.look == Look::Dots || points.len() == 1;
-        let (faint, share) = match view.smoothing {
-            Smoothing::Some => (self.look == Look::Noisy && within.len() >= NOISY_POINTS, 100),
-            Smoothing::None => (false, 100),
-            Smoothing::Strong => (self.look == Look::Noisy && within.len() >= FEW_POINTS, 20),
-        };
+        let smoothed = self.smoothed(view);
         let name = escape(&self.name);
         write!(svg, "<g class=\"curve {}\"", style(self.style)).ok();
         if view.values {
             let list = |value: &dyn Fn(&Point) -> String| points.iter().map(value).collect::<Vec<_>>().join(" ");
             let (steps, values) = (list(&|point| point.0.to_string()), list(&|point| short_exact(point.1)));
             write!(svg, " data-name=\"{name}\" data-steps=\"{steps}\" data-values=\"{values}\"").ok();
+            if let Some(smoothed) = &smoothed {
+                let at = |step: f64| smoothed.get(smoothed.partition_point(|point| point.0 < step));
+                let values = list(&|point| at(point.0).map_or(String::new(), |found| short_exact(found.1)));
+                write!(svg, " data-smooth=\"{values}\"").ok();
+            }
         }
         write!(svg, "><title>{name}</title>").ok();
         if !dots {
-            frame.polyline(svg, if faint { " class=\"faint\"" } else { "" }, &points);
+            frame.polyline(svg, if smoothed.is_some() { " class=\"faint\"" } else { "" }, &points);
         }
-        if faint {
-            frame.polyline(svg, "", &thin(&running_mean(within, within.len() / share), MAX_POINTS / 4));
+        if let Some(smoothed) = smoothed {
+            frame.polyline(svg, "", &thin(&smoothed, MAX_POINTS / 4));
         }
         if dots || self.look == Look::Marked {
             for (step, height) in points {
@@ -224,6 +246,15 @@ impl Curve {
         svg.push_str("</g>");
     }
 }
+
+/// The points of the steps that are drawn, of points in order.
+fn within<'a>(points: &'a [Point], view: &View) -> &'a [Point] {
+    let Some((first, last)) = view.steps else { return points };
+    let begin = points.partition_point(|point| point.0 < first);
+    let end = points.partition_point(|point| point.0 <= last);
+    points.get(begin..end).unwrap_or_default()
+}
+
 /// At most `most` points, in order: the ends, and the lowest and the highest of every stretch, so that spikes stay.
 pub fn thin(points: &[Point], most: usize) -> Vec<Point> {
     let [first, inner @ .., last] = points else { return points.to_vec() };
@@ -264,6 +295,18 @@ fn running_mean(points: &[Point], reach: usize) -> Vec<Point> {
         (sums[index + after + 1] - sums[index - before]) / (before + after + 1) as f64
     };
     points.iter().enumerate().map(|(index, point)| (point.0, mean(index))).collect()
+}
+
+/// The mean of all points before, each weighing `weight` times as much as the next one. It is divided by the sum of these
+/// weights, so that it does not begin at 0 (the bias correction of Adam, https://arxiv.org/abs/1412.6980, section 3).
+fn exponential_mean(points: &[Point], weight: f64) -> Vec<Point> {
+    let (mut sum, mut weights) = (0.0, 0.0);
+    let mut mean = |point: &Point| {
+        sum = sum * weight + point.1;
+        weights = weights * weight + 1.0;
+        (point.0, sum / weights)
+    };
+    points.iter().map(&mut mean).collect()
 }
 
 #[cfg(test)]
@@ -345,9 +388,44 @@ mod tests {
         // A peak of one step of many stays.
         let all = chart.draw(&View { values: true, ..View::default() });
         assert!(all.contains(" 1503 ") && all.contains(" 9 "), "{all}");
-        for (smoothing, want) in [(Smoothing::Some, 2), (Smoothing::None, 1), (Smoothing::Strong, 2)] {
+        for (smoothing, want) in
+            [(Smoothing::Mean, 2), (Smoothing::Exponential(0.0), 1), (Smoothing::Exponential(0.9), 2)]
+        {
             assert_eq!(chart.draw(&View { smoothing, ..View::default() }).matches("<polyline").count(), want);
         }
+    }
+
+    #[test]
+    fn an_exponential_mean_is_that_of_tensorboard() {
+        let mean = |heights: &[f64], weight: f64| {
+            let points: Vec<Point> = (1..).map(f64::from).zip(heights.iter().copied()).collect();
+            exponential_mean(&points, weight).iter().map(|point| point.1).collect::<Vec<_>>()
+        };
+        // 4, then (4 * 0.5 + 2) / 1.5, then (4 * 0.25 + 2 * 0.5 + 0) / 1.75.
+        let found = mean(&[4.0, 2.0, 0.0], 0.5);
+        assert!(found.iter().zip([4.0, 8.0 / 3.0, 8.0 / 7.0]).all(|(a, b)| (a - b).abs() < 1e-12), "{found:?}");
+        assert!(mean(&[7.0; 5000], 0.999).iter().all(|mean| (mean - 7.0).abs() < 1e-9));
+        assert!(mean(&[], 0.9).is_empty());
+        // A part of the steps shows the same curve, and its values are beside the drawing.
+        let chart = chart((1..=10).map(|step| (f64::from(step), f64::from(10 - step))).collect());
+        let smooth = |steps| {
+            let view = View { steps, smoothing: Smoothing::Exponential(0.5), values: true };
+            let svg = chart.draw(&view);
+            assert!(chart.is_smoothed(&view) && svg.contains("class=\"faint\""), "{svg}");
+            svg.split("data-smooth=\"").nth(1).and_then(|rest| rest.split('"').next()).unwrap_or_default().to_owned()
+        };
+        // Its axis holds what the mean still holds of the steps before.
+        let mut steep = chart.curves[0].points.clone();
+        steep[0].1 = 1000.0;
+        let view = View { steps: Some((2.0, 10.0)), smoothing: Smoothing::Exponential(0.5), values: false };
+        let svg = self::chart(steep).draw(&view);
+        assert!(!svg.contains(&format!(",{TOP:.1}")), "{svg}");
+        let all = smooth(None);
+        assert_eq!(all.split(' ').count(), 10);
+        assert_eq!(
+            smooth(Some((8.0, 10.0))),
+            all.rsplitn(4, ' ').take(3).collect::<Vec<_>>().into_iter().rev().collect::<Vec<_>>().join(" ")
+        );
     }
 
     #[test]

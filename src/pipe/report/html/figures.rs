@@ -93,7 +93,8 @@ pub fn of_all(runs: &[Record]) -> Vec<Chart> {
 pub fn section(run: &Record, view: &View) -> String {
     let mut charts = charts(run).into_iter();
     let (first, rest) = (charts.next(), charts.collect::<Vec<_>>());
-    let has_mean = first.iter().chain(&rest).any(|(chart, _)| chart.has_mean());
+    let is_smoothed = first.iter().chain(&rest).any(|(chart, _)| chart.is_smoothed(view));
+    let smoothing = is_smoothed.then(|| view.smoothing_note());
     let first = first.map_or(String::new(), |(chart, _)| chart.draw(view));
     let (folded, shown): (Vec<_>, Vec<_>) = rest.iter().partition(|(_, is_folded)| *is_folded);
     let draw = |charts: &[&(Chart, bool)]| -> String {
@@ -103,7 +104,7 @@ pub fn section(run: &Record, view: &View) -> String {
     let summary = format!("<summary>{}</summary>", count(folded.len(), "more curve"));
     let folded =
         if folded.is_empty() { String::new() } else { format!("<details>{summary}{}</details>", draw(&folded)) };
-    let (legend, scores, shown) = (legend(run, has_mean), super::run::scores(run), draw(&shown));
+    let (legend, scores, shown) = (legend(run, smoothing), super::run::scores(run), draw(&shown));
     format!(
         "<section id=\"curves\"><h2>Curves</h2>{legend}<div class=\"main\">{first}{scores}</div>{shown}{folded}</section>\n"
     )
@@ -127,13 +128,14 @@ fn charts(run: &Record) -> Vec<(Chart, bool)> {
 }
 
 /// The meaning of what is drawn.
-fn legend(run: &Record, has_mean: bool) -> String {
+fn legend(run: &Record, smoothing: Option<String>) -> String {
     let eval = "<span class=\"curve c1\"><svg viewBox=\"0 0 14 10\" aria-hidden=\"true\">\
                 <circle cx=\"7\" cy=\"5\" r=\"3.5\"/></svg> evaluation</span>";
     let retried = run.state.as_ref().is_some_and(|state| state.attempts().len() > 1);
     let mut keys: Vec<&str> = Vec::new();
+    let smoothing = smoothing.as_deref();
     keys.extend((!run.history.evals.is_empty()).then_some(eval));
-    keys.extend(has_mean.then_some(super::curve::RUNNING_MEAN_NOTE));
+    keys.extend(smoothing);
     keys.extend(retried.then_some("dotted: start of an attempt, with its number"));
     if keys.is_empty() { String::new() } else { format!("<p class=\"note\">{}</p>", keys.join(" &middot; ")) }
 }

@@ -18,13 +18,13 @@ mod study;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use curve::{RUNNING_MEAN_NOTE, View, style};
+use curve::{View, style};
 use markup::{escape, table};
 use pipe_spec::Variables;
 use run::{attempts_table, missing, results};
 
 use crate::report::compare::flat_settings;
-use crate::run::Record;
+use crate::run::{Notes, Record};
 
 pub use study::StudyPage;
 
@@ -98,12 +98,14 @@ pub fn body(runs: &[Record], view: &View) -> String {
     html.push_str(&legend(runs));
     let of_commands = figures::of_commands(runs);
     let charts = figures::of_all(runs);
-    let charts: String =
-        charts.iter().chain(of_commands.iter().map(|(chart, _)| chart)).map(|chart| chart.draw(view)).collect();
+    let charts: Vec<&curve::Chart> = charts.iter().chain(of_commands.iter().map(|(chart, _)| chart)).collect();
+    let is_smoothed = charts.iter().any(|chart| chart.is_smoothed(view));
+    let smoothing = if is_smoothed { format!(" &middot; {}", view.smoothing_note()) } else { String::new() };
+    let charts: String = charts.iter().map(|chart| chart.draw(view)).collect();
     writeln!(
         html,
         "<section id=\"curves\"><h2>Curves</h2><p class=\"note\">Circles: eval &middot; dotted, in the colour of a run that \
-         was retried: start of its attempts, with their numbers &middot; {RUNNING_MEAN_NOTE}</p>\
+         was retried: start of its attempts, with their numbers{smoothing}</p>\
          <div class=\"figures\">{charts}</div></section>"
     )
     .ok();
@@ -154,7 +156,11 @@ fn outcome(runs: &[Record]) -> String {
 fn result_rows(run: &Record) -> Vec<(String, String)> {
     let status = run.state.as_ref().map_or("unknown", |state| state.status.name());
     let device = run.history.started.last().map(|(_, started)| ("device".to_owned(), started.device.clone()));
-    std::iter::once(("status".to_owned(), status.to_owned())).chain(device).chain(results(run)).collect()
+    let Notes { note, tags } = &run.notes;
+    let notes = [("tags", tags.join(", ")), ("note", note.clone())];
+    let notes = notes.into_iter().filter(|(_, text)| !text.is_empty()).map(|(name, text)| (name.to_owned(), text));
+    let first = std::iter::once(("status".to_owned(), status.to_owned())).chain(notes).chain(device);
+    first.chain(results(run)).collect()
 }
 
 fn settings(runs: &[Record]) -> String {

@@ -10,7 +10,7 @@ use pipe_spec::{Attempt, Cause, Outcome, RunState};
 
 use super::markup::{escape, prose, table};
 use crate::report::{answer, bounded, duration, figure, grouped, steps as attempt_steps};
-use crate::run::{Record, result};
+use crate::run::{Notes, Record, result};
 use crate::system::clock::minutes_utc;
 
 pub fn heading(run: &Record) -> String {
@@ -29,10 +29,22 @@ pub fn heading(run: &Record) -> String {
             write!(html, "<p class=\"error\">{}</p>", escape(error)).ok();
         }
     }
+    html.push_str(&notes(&run.notes));
     html.push_str(&missing(run));
     html.push_str(&hero(run));
     html.push_str("</header>\n");
     html
+}
+
+/// The tags and the note of a run; empty where it has none.
+pub fn notes(notes: &Notes) -> String {
+    let tags: String = notes.tags.iter().map(|tag| format!("<li>{}</li>", escape(tag))).collect();
+    let tags = if tags.is_empty() { tags } else { format!("<ul class=\"topics\">{tags}</ul>") };
+    let note = match notes.note.as_str() {
+        "" => String::new(),
+        note => format!("<p class=\"remarks\">{}</p>", escape(note)),
+    };
+    tags + &note
 }
 
 /// How good the model is, in a sentence, with bars for it and for an answer that ignores the input.

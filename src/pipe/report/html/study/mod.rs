@@ -15,6 +15,8 @@ use std::collections::BTreeMap;
 use pipe_search::{Direction, Domain, Space, Trial};
 use ranking::Ranking;
 
+use crate::run::Notes;
+
 /// The body of the page.
 pub fn body(page: &StudyPage<'_>) -> String {
     let ranking = Ranking::new(page.trials, page.objectives);
@@ -41,6 +43,7 @@ pub struct StudyPage<'a> {
     pub name: &'a str,
     /// `running`, `finished`, `stopped` or `failed`.
     pub status: &'a str,
+    pub notes: Notes,
     /// The metric of each objective, and which of its values are better.
     pub objectives: &'a [(String, Direction)],
     pub space: &'a Space,
@@ -52,7 +55,7 @@ pub struct StudyPage<'a> {
     /// The pipeline file with the settings of the best trial.
     pub best_file: Option<String>,
     /// The address of the page of a run.
-    pub link: fn(&str) -> String,
+    pub link: &'a dyn Fn(&str) -> String,
 }
 
 /// The parameters of the space, and after them those that only trials have: a space may have changed since.
@@ -89,6 +92,7 @@ pub mod samples {
     use serde_json::json;
 
     use super::StudyPage;
+    use crate::run::Notes;
 
     /// The values that a page borrows.
     pub struct Sample {
@@ -118,6 +122,7 @@ pub mod samples {
             StudyPage {
                 name: "sweep",
                 status: "running",
+                notes: Notes::default(),
                 objectives: &self.objectives,
                 space: &self.space,
                 trials: &self.trials,
@@ -128,7 +133,7 @@ pub mod samples {
                     .collect(),
                 budget: format!("{} of 100 trials", self.trials.len()),
                 best_file: None,
-                link: |run| format!("../{run}/report.html"),
+                link: &|run| format!("../{run}/report.html"),
             }
         }
     }
@@ -201,6 +206,7 @@ mod tests {
         let page = StudyPage {
             name: hostile,
             status: hostile,
+            notes: Notes { note: hostile.to_owned(), tags: vec![hostile.to_owned()] },
             budget: hostile.to_owned(),
             best_file: Some(hostile.to_owned()),
             importances: vec![(hostile.to_owned(), [(hostile.to_owned(), 1.0)].into())],

@@ -67,6 +67,9 @@ pub fn section(page: &StudyPage<'_>, ranking: &Ranking<'_>, parameters: &[(Strin
     for (index, column) in columns.iter().enumerate() {
         draw_texts(&mut html, across(index, gap), column, &drawn);
     }
+    for (index, column) in columns.iter().enumerate() {
+        draw_handle(&mut html, across(index, gap), column);
+    }
     let left_out = parameters.len() - shown.len();
     let left_out = match left_out {
         0 => String::new(),
@@ -173,6 +176,24 @@ fn draw_texts(html: &mut String, x: f64, column: &Column, drawn: &[&Trial]) {
     }
 }
 
+/// Half of the width of the area around an axis that a script selects trials by.
+const HANDLE: f64 = 14.0;
+
+/// The area of an axis with its scale, for a script.
+fn draw_handle(html: &mut String, x: f64, column: &Column) {
+    let (top, bottom) = (down(Some(1.0)), down(Some(0.0)));
+    write!(
+        html,
+        "<rect class=\"handle\" data-name=\"{}\" {} x=\"{:.1}\" y=\"{top:.1}\" width=\"{}\" height=\"{:.1}\"/>",
+        escape(&column.name),
+        column.axis.attributes(),
+        x - HANDLE,
+        2.0 * HANDLE,
+        bottom - top
+    )
+    .ok();
+}
+
 fn draw_lines(html: &mut String, columns: &[Column], drawn: &[&Trial], ranking: &Ranking<'_>) {
     let gap = gap(columns.len());
     for level in std::iter::once(None).chain(Level::ALL.map(Some)) {
@@ -214,6 +235,9 @@ mod tests {
         // The parameter that one has not, and the value that the infeasible one has not.
         assert_eq!(html.matches(">none</text>").count(), 2, "{html}");
         assert!(html.contains("trial 2: infeasible") && html.contains("Dashed: infeasible"), "{html}");
+        // The areas that a script selects trials by.
+        let handle = "class=\"handle\" data-name=\"lr\" data-scale=\"log\" data-low=\"1e-5\" data-high=\"1e-1\"";
+        assert!(html.contains(handle) && html.matches("class=\"handle\"").count() == 3, "{html}");
     }
 
     #[test]

@@ -9,6 +9,7 @@ use serde_json::Value;
 use super::StudyPage;
 use super::ranking::{Outcome, Ranking, attribute, flag, same_as, seconds, text_attribute};
 use crate::report::html::markup::{better, end_of, escape, number, prose, setting, table, title};
+use crate::report::html::run;
 use crate::report::{bounded, duration};
 
 /// Trials of a Pareto front that the heading shows.
@@ -33,7 +34,7 @@ pub fn heading(page: &StudyPage<'_>, ranking: &Ranking<'_>) -> String {
     for (name, value) in counts(page.trials) {
         write!(html, "<div><dt>{name}</dt><dd>{value}</dd></div>").ok();
     }
-    writeln!(html, "</dl></header>").ok();
+    writeln!(html, "</dl>{}</header>", run::notes(&page.notes)).ok();
     html.push_str(&best(page, ranking));
     html
 }
@@ -197,7 +198,7 @@ fn peak(trial: &Trial) -> Option<String> {
 }
 
 /// A link to the page of its run; only the name where that is not the name of a folder.
-pub fn run_link(trial: &Trial, link: fn(&str) -> String) -> Option<String> {
+pub fn run_link(trial: &Trial, link: &dyn Fn(&str) -> String) -> Option<String> {
     let run = text_attribute(trial, "run")?;
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
     let is_folder = run.starts_with(|c: char| c.is_ascii_alphanumeric()) && run.chars().all(plain);
@@ -302,7 +303,7 @@ mod tests {
         let mut one = trial(0, 0.5);
         for (run, is_link) in [("a-b_1.2", true), ("../x", false), ("javascript:alert(1)", false), ("", false)] {
             one.user_attrs.insert("run".to_owned(), json!(run));
-            assert_eq!(run_link(&one, str::to_owned).is_some_and(|text| text.contains("<a ")), is_link, "{run}");
+            assert_eq!(run_link(&one, &str::to_owned).is_some_and(|text| text.contains("<a ")), is_link, "{run}");
         }
     }
 }
