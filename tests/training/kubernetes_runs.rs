@@ -1,5 +1,7 @@
 //! Runs on a real Kubernetes: what their pods may, what the cluster refuses, steps, trials, and many runs at once.
 
+use std::collections::BTreeSet;
+
 use serde_json::Value;
 
 use crate::harness::{Answer, Folder, Running, Suite};
@@ -17,6 +19,7 @@ pub fn tests(suite: &mut Suite) {
     test("a_training", true, a_training);
     test("what_the_cluster_refuses_and_doctor", true, refused);
     test("steps_and_trials", true, steps_and_trials);
+    test("two_nodes", true, two_nodes);
     test("an_image_that_nobody_has", false, unknown_image);
     test("detached", false, detached);
     test("many_runs_that_wait", false, many_runs);
@@ -59,6 +62,24 @@ fn a_training(namespace: &Namespace) {
     assert!(folder.run_folder().join("model/config.json").is_file());
     let found = folder.other_command("grep").args(["--recursive", "--files-with-matches", SECRET, "runs"]).output();
     assert_eq!(String::from_utf8(found.unwrap().stdout).unwrap(), "");
+    namespace.is_empty();
+    namespace.nothing_was_forbidden();
+}
+
+/// A pod on each node, and one training.
+fn two_nodes(namespace: &Namespace) {
+    let folder = namespace.with(prepared(&format!("{}{SMALL}kubernetes: {{nodes: 2}}\n", train(STEPS))));
+    let running = folder.start(&["run", "t5.yaml"]);
+    folder.wait_for_log(1, "\"type\":\"step\"");
+    let pods = namespace.pods();
+    pods.iter().for_each(is_restricted);
+    let nodes: BTreeSet<&str> = pods.iter().map(|pod| pod["spec"]["nodeName"].as_str().unwrap()).collect();
+    assert_eq!((pods.len(), nodes.len()), (2, 2), "{nodes:?}");
+    running.end().exits(0);
+    let attempts = attempts(&folder);
+    assert_eq!((attempts.len(), attempts[0]["ranks"].as_u64()), (1, Some(2)), "{attempts:#?}");
+    is_undisturbed(&folder);
+    assert!(folder.run_folder().join("model/config.json").is_file());
     namespace.is_empty();
     namespace.nothing_was_forbidden();
 }
