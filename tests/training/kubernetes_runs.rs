@@ -1,6 +1,8 @@
 //! Runs on a real Kubernetes: what their pods may, what the cluster refuses, steps, trials, and many runs at once.
 
 use std::collections::BTreeSet;
+use std::net::{TcpListener, TcpStream};
+use std::process::{Child, Command, Stdio};
 
 use serde_json::Value;
 
@@ -20,6 +22,7 @@ pub fn tests(suite: &mut Suite) {
     test("what_the_cluster_refuses_and_doctor", true, refused);
     test("steps_and_trials", true, steps_and_trials);
     test("two_nodes", true, two_nodes);
+    test("a_pushed_image", true, pushed_image);
     test("an_image_that_nobody_has", false, unknown_image);
     test("detached", false, detached);
     test("many_runs_that_wait", false, many_runs);
@@ -255,6 +258,90 @@ fn trials(namespace: &Namespace) {
     running.end().exits(0).prints("trials: 5 complete");
     assert_eq!(most, 2, "trials at once");
     namespace.is_empty();
+}
+
+/// A registry on this machine: daemons want no TLS of one on loopback.
+struct Registry(Child);
+
+impl Registry {
+    /// `more` is added to its settings. What was pushed before is still there.
+    fn serve(folder: &Folder, port: u16, more: &str) -> Self {
+        let files = folder.path().join("registry");
+        folder.write(
+            "registry.yaml",
+            format!(
+                "version: 0.1\nlog: {{level: error}}\nstorage: {{filesystem: {{rootdirectory: {}}}}}\n\
+                 http: {{addr: \"127.0.0.1:{port}\"}}\n{more}",
+                files.display()
+            ),
+        );
+        let mut command = Command::new("docker-registry");
+        let child = command.arg("serve").arg(folder.path().join("registry.yaml")).stdout(Stdio::null());
+        let child = child.stderr(Stdio::null()).spawn().unwrap();
+        folder.wait_until("a registry", || TcpStream::connect(("127.0.0.1", port)).is_ok());
+        Self(child)
+    }
+}
+
+impl Drop for Registry {
+    fn drop(&mut self) {
+        self.0.kill().ok();
+        self.0.wait().ok();
+    }
+}
+
+/// The password is `sesame`.
+const ACCOUNT: &str = "you:$2y$05$abcdefghijklmnopqrstuuKcS.CYWVYVaLiiCKrrc0A5s3mGesJ9O\n";
+const RIGHT_LOGIN: &str = "eW91OnNlc2FtZQ==";
+const WRONG_LOGIN: &str = "eW91Ondyb25n";
+
+/// An image goes to a registry once, and nodes pull it by its digest.
+fn pushed_image(namespace: &Namespace) {
+    let folder = with_secret(namespace);
+    let logins = folder.path().join("logins");
+    let folder = folder.env("DOCKER_CONFIG", logins.to_str().unwrap());
+    let port = TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port();
+    let host = format!("127.0.0.1:{port}");
+    let repository = format!("{host}/team/pipe");
+    folder
+        .write("image/Dockerfile", "FROM kubernetes-test-shell:1\nCOPY mark /mark\n")
+        .write("image/mark", &*repository);
+    write_job(&folder, "cat /mark", &format!("kubernetes: {{image: \"{repository}\"}}\n"));
+    folder.write("job.yaml", folder.read("job.yaml").replace("kubernetes-test-shell:1", "image/Dockerfile"));
+    let push = || folder.pipe(&["image", "push", "--pipeline", "job.yaml", "--json"]);
+    push().exits(4).says(&format!("cannot push {repository}:")).says("connection refused").says("hint: ");
+    folder.write("accounts", ACCOUNT);
+    let accounts = folder.path().join("accounts");
+    let account = format!("auth: {{htpasswd: {{realm: test, path: {}}}}}\n", accounts.display());
+    let registry = Registry::serve(&folder, port, &account);
+    let log_in = |login: &str| {
+        folder.write("logins/config.json", format!("{{\"auths\": {{\"{host}\": {{\"auth\": \"{login}\"}}}}}}"));
+    };
+    push().exits(4).says(&format!("docker login {host}"));
+    log_in(WRONG_LOGIN);
+    push().exits(4).says(&format!("docker login {host}"));
+    log_in(RIGHT_LOGIN);
+    let first = push().exits(0).json();
+    let image = first["image"].as_str().unwrap();
+    assert!(image.starts_with(&format!("{repository}@sha256:")), "{image}");
+    folder.pipe(&["image", "push", "--pipeline", "job.yaml"]).exits(0).prints(image).says("sent 0 layers; ");
+    drop(registry);
+    let registry = Registry::serve(&folder, port, "");
+    folder.pipe(&["run", "job.yaml"]).exits(0).says(image);
+    assert!(folder.read_run("lock.json").contains(image));
+    // A machine that has not pushed it knows the digest from the pipeline, and its nodes do not have the image.
+    let id = docker(&["image", "inspect", "--format", "{{.Id}}", image]);
+    docker(&["image", "rm", "--force", id.trim()]);
+    let digest = format!("kubernetes.image={image}");
+    folder.pipe(&["run", "job.yaml", "--set", &digest]).exits(0).says(&repository);
+    drop(registry);
+    namespace.is_empty();
+}
+
+fn docker(args: &[&str]) -> String {
+    let output = Command::new("docker").args(args).output().unwrap();
+    assert!(output.status.success(), "docker {args:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
 }
 
 fn detached(namespace: &Namespace) {

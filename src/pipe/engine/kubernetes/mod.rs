@@ -61,6 +61,7 @@ pub const REGISTRATION: Registration = Registration {
     name: NAME,
     section: Some(SectionType::of::<Pods>()),
     nodes: |request| request.section::<Pods>(NAME).nodes.get(),
+    repository: |request| request.section::<Pods>(NAME).image,
     connect: |connection| {
         async move { Ok(Box::new(KubernetesEngine::connect(connection).await?) as Box<dyn Engine>) }.boxed_local()
     },
