@@ -138,9 +138,10 @@ fn ending_of_all(endings: Vec<Ending>) -> Ending {
         Some(TrainerExit::DeviceOutOfMemory | TrainerExit::HostOutOfMemory) => 0,
         _ if ending.oom_killed => 0,
         _ if ending.ended_by.is_some() => 1,
-        Some(TrainerExit::Done | TrainerExit::Stopped) => 4,
+        Some(TrainerExit::Done | TrainerExit::Stopped) => 5,
+        // So does one that has lost the others.
+        Some(TrainerExit::Unexpected) => 4,
         _ if ending.lost.is_some() => 3,
-        // It ended by itself, with an error.
         _ => 2,
     };
     let explains =
@@ -168,7 +169,9 @@ mod tests {
             (vec![exited(42), exited(42)], 0),
             (vec![exited(143), exited(3)], 1),
             (vec![exited(137), deleted.clone()], 0),
-            (vec![exited(143), deleted], 1),
+            (vec![exited(143), deleted.clone()], 1),
+            (vec![exited(1), deleted], 1),
+            (vec![exited(1), exited(137)], 1),
             (vec![exited(143), exited(143)], 0),
         ] {
             assert_eq!(ending_of_all(endings.clone()), endings[want], "{endings:?}");
