@@ -76,8 +76,11 @@ pub const LEASE_VARIABLE: &str = "PIPE_LEASE";
 pub const LEASE_ON_STDIN: &str = "stdin";
 
 /// Set where the ranks are on several machines: which of them this is, counted from 0, or `${NAME}` of a variable that holds it. All
-/// machines see the run folder.
+/// machines see the run folder, unless `FIRST_NODE_VARIABLE` is set.
 pub const NODE_VARIABLE: &str = "PIPE_NODE";
+
+/// Set where the machines share no folder: `HOST:PORT` of the first one. The port after it is used too.
+pub const FIRST_NODE_VARIABLE: &str = "PIPE_FIRST_NODE";
 
 /// Set where the ranks of other machines reach this one by another address than that of its name.
 pub const ADDRESS_VARIABLE: &str = "PIPE_ADDRESS";

@@ -205,6 +205,12 @@ errors! {
     ImageBuild { step: Option<String>, message: String } => ImageBuild,
         ["the image could not be built{}: {message}",
          step.as_ref().map(|step| format!(" at {step}")).unwrap_or_default()];
+    ImagePush { image: String, message: String, hint: String } => Unavailable,
+        ["cannot push {image}: {message}"]
+        hint ["{hint}"];
+    NoRepository => Usage,
+        ["there is no repository to push to"]
+        hint ["name one without a digest: pipe image push registry.lab/pipe; or a pipeline whose engine pulls images from one: --pipeline FILE"];
     NoImage { image: String } => ImageBuild,
         ["the engine does not have the image {image}"]
         hint ["pull it first, or give a Dockerfile as container.image"];

@@ -20,6 +20,7 @@ const KEYS_OF_A_FILE: &[&str] = &[
     "DebertaConfig",
     "LlamaConfig",
     "PipelineFile",
+    "Pods",
     "RunFile",
     "T5Config",
     "Train",

@@ -27,6 +27,7 @@ pub fn tests(suite: &mut Suite) {
     test("a_restarted_api_server", false, restarted_server);
     test("an_api_server_that_is_away_at_the_end", false, away_at_the_end);
     test("stopped_and_killed", false, stopped_and_killed);
+    test("two_nodes_stopped_and_killed", false, two_stopped_and_killed);
 }
 
 pub const SMALL: &str = "container: {gpus: 0, cpus: 1, memory: 700m}\nengine: kubernetes\n";
@@ -62,6 +63,7 @@ fn out_of_memory(namespace: &Namespace) {
 /// Whatever takes a pod from a node: the next one continues, also without a volume.
 fn moved(namespace: &Namespace) {
     drained(namespace);
+    drained_of_two(namespace);
     preempted(namespace);
     deleted(namespace);
     namespace.nothing_was_forbidden();
@@ -91,6 +93,27 @@ fn drained(namespace: &Namespace) {
     assert_ne!(node_of(&moved), node);
     ends_by(&attempts(&folder), "node_lost");
     is_undisturbed(&folder);
+}
+
+/// One of two pods: both end by one cause, and both pods of the next attempt wait for a second node.
+fn drained_of_two(namespace: &Namespace) {
+    let folder = training(namespace, "kubernetes: {nodes: 2}\n");
+    let mut running = folder.start(&["run", "t5.yaml"]);
+    folder.wait_for_log(1, "\"step\":6,");
+    let second = namespace.wait_for_pod("of the second node", |pod| pod["metadata"]["labels"]["pipe.node"] == "1");
+    let node = node_of(&second);
+    let selector = format!("--pod-selector=pipe.run={}", run_label(namespace));
+    namespace.admin(&["drain", &node, "--force", "--ignore-daemonsets", "--delete-emptydir-data", &selector]);
+    running.wait_until_it_says("were unschedulable");
+    let log = std::fs::read_to_string(folder.run_folder().join("attempts/02/log.txt")).unwrap_or_default();
+    assert!(!log.contains("\"type\":"), "nobody trains yet: {log}");
+    namespace.admin(&["uncordon", &node]);
+    running.end().exits(0);
+    let attempts = attempts(&folder);
+    assert_eq!(attempts.len(), 2, "{attempts:#?}");
+    ends_by(&attempts, "node_lost");
+    is_undisturbed(&folder);
+    namespace.is_empty();
 }
 
 fn run_label(namespace: &Namespace) -> String {
@@ -264,7 +287,17 @@ fn stopped_while_away(namespace: &Namespace, job: &dyn Fn(&str, &Folder)) {
 }
 
 fn stopped_and_killed(namespace: &Namespace) {
-    let folder = training(namespace, "");
+    stop_and_kill(namespace, &training(namespace, ""));
+}
+
+/// On a volume, where pods of both nodes read what the first one wrote.
+fn two_stopped_and_killed(namespace: &Namespace) {
+    let claim = namespace.claim();
+    stop_and_kill(namespace, &training(namespace, "kubernetes: {nodes: 2, volume: claim/training}\n"));
+    drop(claim);
+}
+
+fn stop_and_kill(namespace: &Namespace, folder: &Folder) {
     let running = folder.start(&["run", "t5.yaml"]);
     folder.wait_for_log(1, "\"step\":6,");
     folder.pipe(&["stop", "t5"]).exits(0).prints("stopped");
@@ -280,7 +313,7 @@ fn stopped_and_killed(namespace: &Namespace) {
     assert_eq!(left[0]["left_behind"].as_array().map(Vec::len), Some(1), "{left:#}");
     folder.pipe(&["resume"]).exits(0);
     namespace.cluster.ask("user", &[&namespace.user(), &namespace.name]);
-    assert_eq!(attempts(&folder).len(), 2, "the pod went on");
+    assert_eq!(attempts(folder).len(), 2, "the pod went on");
     same_curve(&curve(&folder.run_folder()), crate::undisturbed::undisturbed(), crate::undisturbed::EFFECTIVE, 1e-5);
     namespace.is_empty();
     namespace.nothing_was_forbidden();

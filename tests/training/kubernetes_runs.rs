@@ -1,5 +1,9 @@
 //! Runs on a real Kubernetes: what their pods may, what the cluster refuses, steps, trials, and many runs at once.
 
+use std::collections::BTreeSet;
+use std::net::{TcpListener, TcpStream};
+use std::process::{Child, Command, Stdio};
+
 use serde_json::Value;
 
 use crate::harness::{Answer, Folder, Running, Suite};
@@ -17,6 +21,8 @@ pub fn tests(suite: &mut Suite) {
     test("a_training", true, a_training);
     test("what_the_cluster_refuses_and_doctor", true, refused);
     test("steps_and_trials", true, steps_and_trials);
+    test("two_nodes", true, two_nodes);
+    test("a_pushed_image", true, pushed_image);
     test("an_image_that_nobody_has", false, unknown_image);
     test("detached", false, detached);
     test("many_runs_that_wait", false, many_runs);
@@ -59,6 +65,24 @@ fn a_training(namespace: &Namespace) {
     assert!(folder.run_folder().join("model/config.json").is_file());
     let found = folder.other_command("grep").args(["--recursive", "--files-with-matches", SECRET, "runs"]).output();
     assert_eq!(String::from_utf8(found.unwrap().stdout).unwrap(), "");
+    namespace.is_empty();
+    namespace.nothing_was_forbidden();
+}
+
+/// A pod on each node, and one training.
+fn two_nodes(namespace: &Namespace) {
+    let folder = namespace.with(prepared(&format!("{}{SMALL}kubernetes: {{nodes: 2}}\n", train(STEPS))));
+    let running = folder.start(&["run", "t5.yaml"]);
+    folder.wait_for_log(1, "\"type\":\"step\"");
+    let pods = namespace.pods();
+    pods.iter().for_each(is_restricted);
+    let nodes: BTreeSet<&str> = pods.iter().map(|pod| pod["spec"]["nodeName"].as_str().unwrap()).collect();
+    assert_eq!((pods.len(), nodes.len()), (2, 2), "{nodes:?}");
+    running.end().exits(0);
+    let attempts = attempts(&folder);
+    assert_eq!((attempts.len(), attempts[0]["ranks"].as_u64()), (1, Some(2)), "{attempts:#?}");
+    is_undisturbed(&folder);
+    assert!(folder.run_folder().join("model/config.json").is_file());
     namespace.is_empty();
     namespace.nothing_was_forbidden();
 }
@@ -234,6 +258,90 @@ fn trials(namespace: &Namespace) {
     running.end().exits(0).prints("trials: 5 complete");
     assert_eq!(most, 2, "trials at once");
     namespace.is_empty();
+}
+
+/// A registry on this machine: daemons want no TLS of one on loopback.
+struct Registry(Child);
+
+impl Registry {
+    /// `more` is added to its settings. What was pushed before is still there.
+    fn serve(folder: &Folder, port: u16, more: &str) -> Self {
+        let files = folder.path().join("registry");
+        folder.write(
+            "registry.yaml",
+            format!(
+                "version: 0.1\nlog: {{level: error}}\nstorage: {{filesystem: {{rootdirectory: {}}}}}\n\
+                 http: {{addr: \"127.0.0.1:{port}\"}}\n{more}",
+                files.display()
+            ),
+        );
+        let mut command = Command::new("docker-registry");
+        let child = command.arg("serve").arg(folder.path().join("registry.yaml")).stdout(Stdio::null());
+        let child = child.stderr(Stdio::null()).spawn().unwrap();
+        folder.wait_until("a registry", || TcpStream::connect(("127.0.0.1", port)).is_ok());
+        Self(child)
+    }
+}
+
+impl Drop for Registry {
+    fn drop(&mut self) {
+        self.0.kill().ok();
+        self.0.wait().ok();
+    }
+}
+
+/// The password is `sesame`.
+const ACCOUNT: &str = "you:$2y$05$abcdefghijklmnopqrstuuKcS.CYWVYVaLiiCKrrc0A5s3mGesJ9O\n";
+const RIGHT_LOGIN: &str = "eW91OnNlc2FtZQ==";
+const WRONG_LOGIN: &str = "eW91Ondyb25n";
+
+/// An image goes to a registry once, and nodes pull it by its digest.
+fn pushed_image(namespace: &Namespace) {
+    let folder = with_secret(namespace);
+    let logins = folder.path().join("logins");
+    let folder = folder.env("DOCKER_CONFIG", logins.to_str().unwrap());
+    let port = TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port();
+    let host = format!("127.0.0.1:{port}");
+    let repository = format!("{host}/team/pipe");
+    folder
+        .write("image/Dockerfile", "FROM kubernetes-test-shell:1\nCOPY mark /mark\n")
+        .write("image/mark", &*repository);
+    write_job(&folder, "cat /mark", &format!("kubernetes: {{image: \"{repository}\"}}\n"));
+    folder.write("job.yaml", folder.read("job.yaml").replace("kubernetes-test-shell:1", "image/Dockerfile"));
+    let push = || folder.pipe(&["image", "push", "--pipeline", "job.yaml", "--json"]);
+    push().exits(4).says(&format!("cannot push {repository}:")).says("connection refused").says("hint: ");
+    folder.write("accounts", ACCOUNT);
+    let accounts = folder.path().join("accounts");
+    let account = format!("auth: {{htpasswd: {{realm: test, path: {}}}}}\n", accounts.display());
+    let registry = Registry::serve(&folder, port, &account);
+    let log_in = |login: &str| {
+        folder.write("logins/config.json", format!("{{\"auths\": {{\"{host}\": {{\"auth\": \"{login}\"}}}}}}"));
+    };
+    push().exits(4).says(&format!("docker login {host}"));
+    log_in(WRONG_LOGIN);
+    push().exits(4).says(&format!("docker login {host}"));
+    log_in(RIGHT_LOGIN);
+    let first = push().exits(0).json();
+    let image = first["image"].as_str().unwrap();
+    assert!(image.starts_with(&format!("{repository}@sha256:")), "{image}");
+    folder.pipe(&["image", "push", "--pipeline", "job.yaml"]).exits(0).prints(image).says("sent 0 layers; ");
+    drop(registry);
+    let registry = Registry::serve(&folder, port, "");
+    folder.pipe(&["run", "job.yaml"]).exits(0).says(image);
+    assert!(folder.read_run("lock.json").contains(image));
+    // A machine that has not pushed it knows the digest from the pipeline, and its nodes do not have the image.
+    let id = docker(&["image", "inspect", "--format", "{{.Id}}", image]);
+    docker(&["image", "rm", "--force", id.trim()]);
+    let digest = format!("kubernetes.image={image}");
+    folder.pipe(&["run", "job.yaml", "--set", &digest]).exits(0).says(&repository);
+    drop(registry);
+    namespace.is_empty();
+}
+
+fn docker(args: &[&str]) -> String {
+    let output = Command::new("docker").args(args).output().unwrap();
+    assert!(output.status.success(), "docker {args:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
 }
 
 fn detached(namespace: &Namespace) {

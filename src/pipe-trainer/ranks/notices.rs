@@ -152,6 +152,26 @@ impl Notices {
         (0..self.node.count).map(|node| self.number(&progress_name(node))).collect()
     }
 
+    /// The notices that other nodes may need, by the names of their files.
+    pub fn all(&self) -> Vec<(String, String)> {
+        let entries = fs::read_dir(&self.folder).into_iter().flatten().flatten();
+        let names = entries.filter_map(|entry| entry.file_name().into_string().ok()).filter(|name| is_for_others(name));
+        names
+            .filter_map(|name| {
+                let text = fs::read_to_string(self.folder.join(&name)).ok()?;
+                Some((name, text))
+            })
+            .collect()
+    }
+
+    /// A notice that another node has sent. The first one counts, except of progress.
+    pub fn take(&self, name: &str, text: &str) {
+        let path = self.folder.join(name);
+        if is_for_others(name) && (name.starts_with(PROGRESS) || !path.exists()) {
+            self.write(&path, text.as_bytes());
+        }
+    }
+
     /// Whole, or not at all. Processes of two nodes may have the same number.
     fn write(&self, path: &Path, bytes: &[u8]) {
         let temporary = path.with_extension(format!("{}-{}.tmp", self.node.index, std::process::id()));
@@ -200,8 +220,17 @@ impl Notices {
     }
 }
 
+const PROGRESS: &str = "progress-";
+
 fn progress_name(node: u32) -> String {
-    format!("progress-{node}")
+    format!("{PROGRESS}{node}")
+}
+
+/// Whether a file of this name is a notice that is complete.
+fn is_for_others(name: &str) -> bool {
+    let is_progress = name.strip_prefix(PROGRESS).is_some_and(|node| node.parse::<u32>().is_ok());
+    let is_plain = name.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.'));
+    [STOP, BATCH].contains(&name) || is_progress || is_plain && is_notice(OsStr::new(name))
 }
 
 fn read(path: &Path) -> Option<Ended> {

@@ -12,17 +12,19 @@ use pipe_spec::trainer::{ADDRESS_VARIABLE, Rank};
 use pipe_spec::{Phase, TrainerSpec};
 use tch::{Kind, Tensor};
 
+use super::exchange::FirstNode;
 use super::notices::Ended;
 use super::waiter::Waiter;
 use crate::device::Hardware;
 use crate::error::TrainerError;
 use crate::host::Stop;
 use crate::session::spec::{Node, job_folder};
-use crate::torch::{self, Link, Waits};
+use crate::torch::{self, Link, Rendezvous, Waits};
 
 /// Sums end, or a rank that is in their way is found: they have no time of their own.
 const SUM_TIMEOUT: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 
+/// The file where ranks find each other, where all nodes see one folder.
 const RENDEZVOUS: &str = "rendezvous";
 
 /// The other ranks of a training; or nobody.
@@ -54,7 +56,12 @@ impl Peers {
         };
         let address = Address::find(node)?;
         let path = folder.join(RENDEZVOUS);
-        let (host, device) = torch::rendezvous(&path, rank.index, rank.count, SUM_TIMEOUT, address.name(), card)?;
+        let first = FirstNode::of_environment()?.filter(|_| !node.is_only());
+        let place = match &first {
+            Some(first) => Rendezvous::Host(&first.host, first.rendezvous_port()),
+            None => Rendezvous::File(&path),
+        };
+        let (host, device) = torch::rendezvous(place, rank.index, rank.count, SUM_TIMEOUT, address.name(), card)?;
         waiter.joined();
         Ok(Self { rank, joined: Some(Joined { waiter: Arc::new(waiter), host, device }) })
     }

@@ -35,7 +35,22 @@ struct Running {
 impl Running {
     fn start(bench: &Bench) -> Self {
         let launcher = |node: u32| bench.command("train").env("PIPE_NODE", node.to_string()).spawn().unwrap();
-        let mut launchers: Vec<Child> = (0..NODES).map(launcher).collect();
+        Self::of((0..NODES).map(launcher).collect())
+    }
+
+    /// Each node has a folder of its own, and is told where the first one is.
+    fn start_apart(benches: &[Bench; 2]) -> Self {
+        // It and the one after it are below those that the kernel gives to connections.
+        let port = 10_000 + std::process::id() % 10_000 * 2;
+        let launcher = |(node, bench): (usize, &Bench)| {
+            let mut command = bench.command("train");
+            command.env("PIPE_NODE", node.to_string()).env("PIPE_FIRST_NODE", format!("127.0.0.1:{port}"));
+            command.spawn().unwrap()
+        };
+        Self::of(benches.iter().enumerate().map(launcher).collect())
+    }
+
+    fn of(mut launchers: Vec<Child>) -> Self {
         let lines = BufReader::new(launchers[0].stdout.take().unwrap()).lines();
         Self { launchers, written: Vec::new(), lines }
     }
@@ -160,6 +175,40 @@ fn expect_one_training(count: u32, shard: &str, times: u32) {
     for _ in 1..times {
         assert_eq!(run(), first, "{count} ranks");
     }
+}
+
+/// Nothing is shared: the batch, the reason of an end and the last step come by the network.
+#[test]
+fn nodes_without_a_shared_folder_are_one_training() {
+    let whole = undisturbed();
+    let benches = || {
+        [bench(), bench()].map(|mut bench| {
+            bench.set("/train/batch", json!("auto"));
+            bench
+        })
+    };
+    let own = benches();
+    let ended = expect_both(Running::start_apart(&own).end(), 0);
+    let apart = furthest(whole, &losses(&ended));
+    assert!(apart < 1e-5, "{apart}\n{whole:?}\n{:?}", losses(&ended));
+    assert_eq!(last_saved(&own[0]), 40);
+    assert_eq!(last_saved(&own[1]), 0);
+    // A rank is killed: the node of the other one says why it ends.
+    let own = benches();
+    let running = Running::start_apart(&own).until(5);
+    running.signal(running.rank(1), libc::SIGKILL);
+    let first = expect_both(running.end(), 137);
+    assert!(first.stderr.contains("error: rank 1: it was killed by signal 9"), "{}", first.stderr);
+    assert_eq!(last_saved(&own[0]), first.curve().len() as u64, "{}", first.stderr);
+    // A node is gone without a word.
+    let mut own = benches();
+    let running = Running::start_apart(&own).until(5);
+    running.signal_node(1, libc::SIGKILL);
+    let [first, _] = running.end();
+    assert_eq!(first.code, Some(1), "{}", first.stderr);
+    assert!(first.stderr.contains("the connection to ranks of another node is lost"), "{}", first.stderr);
+    assert_eq!(last_saved(&own[0]), first.curve().len() as u64, "{}", first.stderr);
+    expect_the_rest(own[0].set("/train/batch", json!(8)), whole);
 }
 
 /// One of the launchers, or a rank, is told to stop: all stop after the same step, which is saved.

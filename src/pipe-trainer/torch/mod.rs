@@ -19,4 +19,4 @@ pub use fused::{
 };
 pub use optimizer::{AdamWGroup, AdamWStep, adamw, adamw_bf16, round_to_bf16, set_gradient, total_norm};
 pub use quantized::{NarrowGroup, OuterScales, QuantizedMatrix, adamw_8bit, nf4_numbers};
-pub use ranks::{BucketSums, Link, Waits, rendezvous};
+pub use ranks::{BucketSums, Link, Rendezvous, Waits, rendezvous};

@@ -14,7 +14,8 @@ type Wait = unsafe extern "C" fn(*mut c_void) -> *mut c_char;
 unsafe extern "C" {
     fn strdup(text: *const c_char) -> *mut c_char;
     fn pipe_ranks_rendezvous(
-        path: *const c_char,
+        place: *const c_char,
+        port: u16,
         rank: c_int,
         count: c_int,
         timeout_ms: i64,
@@ -70,11 +71,20 @@ pub struct Link(*mut c_void);
 unsafe impl Send for Link {}
 unsafe impl Sync for Link {}
 
-/// Waits for all ranks to come to the file `path`, and returns what sums tensors of the host, and those of `card` where one is given:
+/// Where ranks find each other.
+#[derive(Clone, Copy, Debug)]
+pub enum Rendezvous<'a> {
+    /// A file that all of them see.
+    File(&'a Path),
+    /// The host of the first one, and a port there.
+    Host(&'a str, u16),
+}
+
+/// Waits for all ranks to come, and returns what sums tensors of the host, and those of `card` where one is given:
 /// on a card NCCL, which wants a card of its own for each rank. Gloo listens on an `address` of this machine, or where it `is_interface`,
 /// on a network interface of that name.
 pub fn rendezvous(
-    path: &Path,
+    place: Rendezvous<'_>,
     rank: u32,
     count: u32,
     timeout: Duration,
@@ -82,13 +92,18 @@ pub fn rendezvous(
     card: Option<usize>,
 ) -> Result<(Link, Option<Link>), TchError> {
     let c_string = |text: &str| CString::new(text).map_err(|error| TchError::Torch(error.to_string()));
-    let (path, address) = (c_string(&path.to_string_lossy())?, c_string(address)?);
+    let (place, port) = match place {
+        Rendezvous::File(path) => (c_string(&path.to_string_lossy())?, 0),
+        Rendezvous::Host(host, port) => (c_string(host)?, port),
+    };
+    let address = c_string(address)?;
     let (mut host, mut device) = (std::ptr::null_mut(), std::ptr::null_mut());
     let card = card.map_or(-1, |card| card as i64);
-    // SAFETY: path and address are C strings, and both pointers are valid for a write.
+    // SAFETY: place and address are C strings, and both pointers are valid for a write.
     checked(unsafe {
         pipe_ranks_rendezvous(
-            path.as_ptr(),
+            place.as_ptr(),
+            port,
             rank as c_int,
             count as c_int,
             timeout.as_millis() as i64,
@@ -226,7 +241,8 @@ mod tests {
     #[test]
     fn a_late_gradient_is_noticed() {
         let path = std::env::temp_dir().join(format!("pipe-meeting-{}", std::process::id()));
-        let (link, device) = rendezvous(&path, 0, 1, Duration::from_secs(60), ("lo", true), None).unwrap();
+        let (link, device) =
+            rendezvous(Rendezvous::File(&path), 0, 1, Duration::from_secs(60), ("lo", true), None).unwrap();
         assert!(device.is_none());
         let weight = Tensor::ones([4], (Kind::Float, Device::Cpu)).set_requires_grad(true);
         let gradient = Tensor::zeros([4], (Kind::Float, Device::Cpu));
@@ -254,7 +270,7 @@ mod tests {
     #[test]
     fn a_product_that_adds_to_a_gradient_is_noticed() {
         let path = std::env::temp_dir().join(format!("pipe-meeting-product-{}", std::process::id()));
-        let (link, _) = rendezvous(&path, 0, 1, Duration::from_secs(60), ("lo", true), None).unwrap();
+        let (link, _) = rendezvous(Rendezvous::File(&path), 0, 1, Duration::from_secs(60), ("lo", true), None).unwrap();
         let weight = Tensor::ones([3, 4], (Kind::Float, Device::Cpu)).set_requires_grad(true);
         let gradient = Tensor::zeros([3, 4], (Kind::Float, Device::Cpu));
         let buckets = BucketSums::new(link, &[&gradient], &[&weight], &[0]).unwrap();

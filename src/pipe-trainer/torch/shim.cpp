@@ -569,12 +569,23 @@ char* pipe_deterministic(bool on) {
 
 // --- Several ranks ------------------------------------------------------------------------------------------------------
 
-// Waits for all ranks in a file at `path`. `host` sums tensors of the host; `device` those of the card, by NCCL, where one is wanted.
-char* pipe_ranks_rendezvous(const char* path, int rank, int count, int64_t timeout_ms, const char* address,
+// Where ranks find each other: a file at `place`, or with a `port` the host of that name, where the first rank listens.
+static c10::intrusive_ptr<c10d::Store> store_at(const char* place, uint16_t port, int rank, int count, std::chrono::milliseconds timeout) {
+  if (port == 0) return c10::make_intrusive<c10d::FileStore>(place, count);
+  c10d::TCPStoreOptions options;
+  options.port = port;
+  options.isServer = rank == 0;
+  options.waitWorkers = false;
+  options.timeout = timeout;
+  return c10::make_intrusive<c10d::TCPStore>(place, options);
+}
+
+// Waits for all ranks. `host` sums tensors of the host; `device` those of the card, by NCCL, where one is wanted.
+char* pipe_ranks_rendezvous(const char* place, uint16_t port, int rank, int count, int64_t timeout_ms, const char* address,
                             bool is_interface, int64_t card, ranks::Link** host, ranks::Link** device) {
   return guarded([&] {
     std::chrono::milliseconds timeout(timeout_ms);
-    auto store = c10::make_intrusive<c10d::FileStore>(path, count);
+    auto store = store_at(place, port, rank, count, timeout);
     store->setTimeout(timeout);
     *device = nullptr;
     auto gloo = std::make_unique<ranks::Gloo>(store, rank, count, timeout, address, is_interface);

@@ -2,6 +2,7 @@
 
 use std::num::NonZeroU32;
 use std::path::Path;
+use std::sync::{Arc, Mutex};
 
 use pipe_spec::event::{EventKind, MemoryKind};
 use pipe_spec::pipeline::BatchSetting;
@@ -16,7 +17,7 @@ use crate::boundary;
 use crate::cli::RankArgs;
 use crate::error::TrainerError;
 use crate::host::{self, Stop};
-use crate::ranks::{self, Notices};
+use crate::ranks::{self, Exchange, Notices};
 use crate::session::events::{Console, Events};
 use crate::session::oom;
 use crate::session::spec::{self, Node, job_folder};
@@ -47,7 +48,8 @@ fn train_node(spec_file: &Path, mut spec: TrainerSpec, node: Node, console: Cons
     let stop = &console.stop.clone();
     let folder = job_folder(&spec).ranks();
     std::fs::create_dir_all(&folder).map_err(|source| TrainerError::Io { path: folder.clone(), source })?;
-    let notices = Notices::new(&folder, node);
+    let notices = &Notices::new(&folder, node);
+    let exchange = Exchange::start(&Arc::new(Mutex::new(Notices::new(&folder, node))), node)?;
     let is_auto = spec.train.batch == BatchSetting::Auto;
     let train = || {
         let mut events = Events::silent(stop.clone());
@@ -58,11 +60,15 @@ fn train_node(spec_file: &Path, mut spec: TrainerSpec, node: Node, console: Cons
                 notices.leave_batch(spec.train.batch());
             }
         } else if is_auto {
-            spec.train.batch = BatchSetting::Fixed(ranks::await_batch(&notices, stop)?);
+            spec.train.batch = BatchSetting::Fixed(ranks::await_batch(notices, stop)?);
         }
         ranks::launch(&ranks::Start { spec_file, spec: &spec, node, events: events.count() }, stop)
     };
-    train().inspect_err(|error| notices.leave_launcher(error))
+    let ended = train().inspect_err(|error| notices.leave_launcher(error));
+    if let Some(exchange) = exchange {
+        exchange.finish();
+    }
+    ended
 }
 
 /// Finds the largest batch that fits, where the spec leaves it open.

@@ -142,6 +142,17 @@ pub enum ImageCommand {
         #[arg(long)]
         json: bool,
     },
+    /// Push an image to a registry, and print its name there with its digest
+    Push {
+        /// The repository, such as registry.lab/pipe; default: that of the pipeline
+        repository: Option<String>,
+        /// A pipeline file, whose `container.image` is built; default: the trainer image
+        #[arg(long, value_name = "FILE")]
+        pipeline: Option<PathBuf>,
+        /// Print the image as JSON
+        #[arg(long)]
+        json: bool,
+    },
     /// List the files of the trainer image: the trainer and the libraries that it loads
     Files {
         /// Print files and missing CUDA libraries as JSON

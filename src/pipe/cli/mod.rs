@@ -239,6 +239,9 @@ fn dispatch(command: Command, quiet: bool) -> Result<(), Error> {
         Command::Image(ImageCommand::Build { dockerfile, json }) => {
             command::image::build(dockerfile.as_deref(), Output::new(json, quiet))
         }
+        Command::Image(ImageCommand::Push { repository, pipeline, json }) => {
+            command::image::push(repository, pipeline.as_deref(), Output::new(json, quiet))
+        }
         Command::Image(ImageCommand::Files { json }) => command::image::files(json),
         Command::Image(ImageCommand::Ls { json }) => command::image::ls(json),
         Command::Prune(args) => command::prune::run(&args.options()),

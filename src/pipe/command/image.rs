@@ -1,4 +1,4 @@
-//! `pipe image`: builds the trainer image, or one of the user's own, lists its files, and lists the images that were built.
+//! `pipe image`: builds the trainer image, or one of the user's own, pushes it to a registry, lists its files, and lists the images that were built.
 
 use std::path::{Path, PathBuf};
 
@@ -7,7 +7,8 @@ use serde_json::json;
 
 use crate::engine::{Engine, ImageStore, registry};
 use crate::error::Error;
-use crate::image::{self, Cuda, fetch_cuda};
+use crate::image::{self, Cuda, ImageBuild, fetch_cuda};
+use crate::input::load;
 use crate::report::{Output, Reporter, Table, print, print_json};
 use crate::system::interrupt::{self, Interrupts};
 
@@ -17,18 +18,55 @@ pub fn build(dockerfile: Option<&Path>, output: Output) -> Result<(), Error> {
         let engine = registry::connect_for_images().await?;
         let images = image_store(engine.as_ref())?;
         let path = dockerfile.map(|path| path.to_string_lossy().into_owned());
-        let build =
-            interrupt::run_interruptibly(&mut interrupts, move || image::prepare_build(path.as_deref())).await?;
         let mut reporter = Reporter::new(output);
-        let built = tokio::select! {
-            built = images.ensure(&build, &mut reporter) => built?,
-            _ = interrupts.next() => return Err(Error::Interrupted),
-        };
+        let (build, built) = ensure(images, path, &mut reporter, &mut interrupts).await?;
         if output.is_json() {
             let id = images.image_id(&build.name).await?;
             print_json(&json!({ "image": build.name, "id": id, "hash": build.context.hash(), "built": built }));
         } else {
             print(&build.name);
+        }
+        Ok(())
+    })
+}
+
+/// Prepares the build of a Dockerfile, and builds unless the image is there.
+async fn ensure(
+    images: &dyn ImageStore,
+    dockerfile: Option<String>,
+    reporter: &mut Reporter,
+    interrupts: &mut Interrupts,
+) -> Result<(ImageBuild, bool), Error> {
+    let build = interrupt::run_interruptibly(interrupts, move || image::prepare_build(dockerfile.as_deref())).await?;
+    let built = tokio::select! {
+        built = images.ensure(&build, reporter) => built?,
+        _ = interrupts.next() => return Err(Error::Interrupted),
+    };
+    Ok((build, built))
+}
+
+/// Sends the image of a pipeline, or of the trainer, to a registry.
+pub fn push(repository: Option<String>, pipeline: Option<&Path>, output: Output) -> Result<(), Error> {
+    let parsed = pipeline.map(|file| load::parse(file, &[])).transpose()?;
+    let pipeline = parsed.as_ref().map(|parsed| &parsed.pipeline);
+    let repository = repository.or_else(|| registry::repository(pipeline?)).filter(|name| !name.contains('@'));
+    let repository = repository.ok_or(Error::NoRepository)?;
+    let image = pipeline.and_then(|pipeline| image::dockerfile(pipeline.container.image.as_ref())).map(str::to_owned);
+    super::runtime()?.block_on(async {
+        let mut interrupts = Interrupts::listen()?;
+        let engine = registry::connect_for_images().await?;
+        let images = image_store(engine.as_ref())?;
+        let mut reporter = Reporter::new(output);
+        let (build, _) = ensure(images, image, &mut reporter, &mut interrupts).await?;
+        let target = image::name_in(&repository, &build.name);
+        let digest = tokio::select! {
+            digest = images.push(&build.name, &target, &mut reporter) => digest?,
+            _ = interrupts.next() => return Err(Error::Interrupted),
+        };
+        let pushed = format!("{}@{digest}", target.rsplit_once(':').map_or(target.as_str(), |(name, _)| name));
+        match output.is_json() {
+            true => print_json(&json!({ "image": pushed, "name": target, "digest": digest })),
+            false => print(&pushed),
         }
         Ok(())
     })

@@ -134,6 +134,9 @@ pub trait Progress {
 
     /// Shows the build of an image with this many bytes, for as long as the watcher exists.
     fn image_build<'a>(&'a mut self, name: &str, size: u64) -> Box<dyn BuildWatcher + 'a>;
+
+    /// The same while it is sent to a registry.
+    fn image_push<'a>(&'a mut self, name: &str, size: u64) -> Box<dyn BuildWatcher + 'a>;
 }
 
 /// A job that was started.
@@ -165,6 +168,12 @@ pub trait ImageStore {
 
     /// The id of an image, or `None` when the engine does not have it.
     async fn image_id(&self, name: &str) -> Result<Option<String>, Error>;
+
+    /// Sends an image to a registry as `target`, a name with a tag. Layers that are there are not sent again. Returns its digest.
+    async fn push(&self, name: &str, target: &str, progress: &mut dyn Progress) -> Result<String, Error>;
+
+    /// The digest of an image with the name of a registry, where it is known.
+    async fn digest(&self, name: &str) -> Result<Option<String>, Error>;
 
     /// Those that were built by `pipe`.
     async fn built_images(&self) -> Result<Vec<BuiltImage>, Error>;
@@ -289,6 +298,8 @@ pub struct Registration {
     pub section: Option<SectionType>,
     /// How many machines a training gets, as far as the pipeline says.
     pub nodes: fn(&EngineRequest) -> u32,
+    /// Where its jobs pull the images of `pipe` from, as far as the pipeline says.
+    pub repository: fn(&EngineRequest) -> Option<String>,
     /// Connects to the engine, or says why it does not answer.
     pub connect: fn(Connection) -> Connecting,
     /// Whether it is tried where a pipeline names none.

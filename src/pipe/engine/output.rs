@@ -48,6 +48,13 @@ impl Output {
         Self::new(launch.job_folder.0.clone(), JobFolder::OUTPUT, read)
     }
 
+    /// The output of a launch, after all that is there.
+    pub fn of_rest(launch: &Launch) -> Self {
+        let mut output = Self::of(launch, None);
+        output.offset = output.file.as_ref().and_then(|file| file.metadata().ok()).map_or(0, |meta| meta.len());
+        output
+    }
+
     pub fn new(folder: PathBuf, name: &'static str, read: Option<&LogPosition>) -> Self {
         let offset = read.map_or(0, |read| read.output);
         let mut output = Self { folder, name, file: None, offset, splitter: LineSplitter::new(), reported: Vec::new() };
@@ -284,12 +291,18 @@ pub fn channel() -> (LineSender, LineReceiver) {
     (LineSender { lines: sender, room: room.clone() }, LineReceiver { lines: receiver, room })
 }
 
+#[derive(Clone)]
 pub struct LineSender {
     lines: mpsc::UnboundedSender<Line>,
     room: Arc<Semaphore>,
 }
 
 impl LineSender {
+    /// Whether nobody listens any more.
+    pub fn is_closed(&self) -> bool {
+        self.room.is_closed()
+    }
+
     /// Waits until there is room for the line.
     pub async fn send(&self, line: Line) -> Result<(), Closed> {
         let room = self.room.acquire_many(line.room()).await.map_err(|_| Closed)?;

@@ -38,6 +38,7 @@ pub const REGISTRATION: Registration = Registration {
     name: NAME,
     section: None,
     nodes: |_| 1,
+    repository: |_| None,
     connect: |connection| {
         async move {
             // A command runs where there is none.

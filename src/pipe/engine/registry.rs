@@ -145,6 +145,12 @@ pub fn nodes(pipeline: &Pipeline) -> u32 {
     engine.map_or(1, |engine| (engine.nodes)(&pipeline.engine_request()))
 }
 
+/// Where the jobs of a pipeline pull the images of `pipe` from.
+pub fn repository(pipeline: &Pipeline) -> Option<String> {
+    let engine = pipeline.engine.as_deref().and_then(|name| find(name).ok())?;
+    (engine.repository)(&pipeline.engine_request())
+}
+
 /// Help for `pipe doctor --engine`: a text for each engine that has one.
 pub fn doctor_help() -> String {
     let helps = ENGINES.iter().filter(|engine| !engine.doctor_help.is_empty());

@@ -58,6 +58,7 @@ pub const REGISTRATION: Registration = Registration {
     name: NAME,
     section: Some(SectionType::of::<ToySection>()),
     nodes: |request| request.section::<ToySection>(NAME).nodes,
+    repository: |_| None,
     connect: |connection| {
         let engine = ToyEngine { settings: connection.request.section(NAME) };
         async { Ok(Box::new(engine) as Box<dyn Engine>) }.boxed_local()

@@ -81,6 +81,21 @@ pub fn prepare_build(image: Option<&str>) -> Result<ImageBuild, Error> {
     Ok(ImageBuild { name: format!("pipe-{stem}:{}", &context.hash()[..16]), context, cuda })
 }
 
+/// The name of an image in a repository, where that has no tag or digest of its own.
+pub fn name_in(repository: &str, image: &str) -> String {
+    if has_tag(repository) {
+        return repository.to_owned();
+    }
+    let tag = image.rsplit_once(':').map_or("latest", |(_, tag)| tag);
+    format!("{repository}:{tag}")
+}
+
+/// Whether a name has a tag or a digest. A colon before a slash is that of a port.
+pub fn has_tag(name: &str) -> bool {
+    let last = name.rsplit('/').next().unwrap_or_default();
+    name.contains('@') || last.contains(':')
+}
+
 /// The content of the trainer program, as a hash.
 pub fn trainer_digest() -> Result<String, Error> {
     let mut digests = Digests::load();
@@ -240,6 +255,18 @@ fn allow(path: &Path, bits: u32) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn names_in_a_repository() {
+        for (repository, want) in [
+            ("registry.lab/pipe", "registry.lab/pipe:1"),
+            ("registry.lab:5000/pipe", "registry.lab:5000/pipe:1"),
+            ("registry.lab:5000/pipe:2", "registry.lab:5000/pipe:2"),
+            ("pipe@sha256:0", "pipe@sha256:0"),
+        ] {
+            assert_eq!(name_in(repository, "pipe-trainer:1"), want);
+        }
+    }
 
     #[test]
     fn folders() {

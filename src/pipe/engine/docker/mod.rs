@@ -4,6 +4,7 @@ mod connect;
 mod container;
 mod gpu;
 mod image;
+mod push;
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -53,6 +54,7 @@ pub const REGISTRATION: Registration = Registration {
     name: NAME,
     section: None,
     nodes: |_| 1,
+    repository: |_| None,
     connect: |_| async { Ok(Box::new(DockerEngine::connect().await?) as Box<dyn Engine>) }.boxed_local(),
     is_tried: true,
     keeps_jobs: true,
@@ -275,6 +277,14 @@ impl ImageStore for DockerEngine {
             Err(bollard::errors::Error::DockerResponseServerError { status_code: 404, .. }) => Ok(None),
             Err(source) => Err(failed(source)),
         }
+    }
+
+    async fn push(&self, name: &str, target: &str, progress: &mut dyn Progress) -> Result<String, Error> {
+        self.push_image(name, target, progress).await
+    }
+
+    async fn digest(&self, name: &str) -> Result<Option<String>, Error> {
+        self.digest_of(name).await
     }
 
     async fn built_images(&self) -> Result<Vec<BuiltImage>, Error> {

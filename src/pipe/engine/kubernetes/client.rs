@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::{Event, Node, Pod, Secret};
+use k8s_openapi::api::core::v1::{Event, Node, Pod, Secret, Service};
 use kube::api::{Api, AttachParams, AttachedProcess, DeleteParams, ListParams, PostParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
@@ -204,6 +204,16 @@ impl Cluster {
     /// One that is there already is fine.
     pub async fn create_secret(&self, secret: &Secret) -> Answer<()> {
         match answer(self.secrets().create(&PostParams::default(), secret)).await {
+            Err(failure) if !failure.is(409) => Err(failure),
+            _ => Ok(()),
+        }
+    }
+
+    /// The same of a service.
+    pub async fn create_service(&self, service: &Service, only_asked: bool) -> Answer<()> {
+        let services: Api<Service> = Api::namespaced(self.client.clone(), &self.namespace);
+        let asked = PostParams { dry_run: only_asked, ..PostParams::default() };
+        match services.create(&asked, service).await.map_err(Failure::from) {
             Err(failure) if !failure.is(409) => Err(failure),
             _ => Ok(()),
         }

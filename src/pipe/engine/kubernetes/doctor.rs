@@ -14,7 +14,7 @@ use super::{allocatable, pod};
 use crate::engine::{Check, CheckStatus, Host};
 
 /// The rights that `pipe` uses in a namespace: resource, subresource and verb; and whether runs need it.
-const RIGHTS: [(&str, &str, &str, bool); 10] = [
+const RIGHTS: [(&str, &str, &str, bool); 11] = [
     ("pods", "", "create", true),
     ("pods", "", "get", true),
     ("pods", "", "list", true),
@@ -23,6 +23,7 @@ const RIGHTS: [(&str, &str, &str, bool); 10] = [
     ("pods", "exec", "get", true),
     ("pods", "exec", "create", true),
     ("secrets", "", "create", true),
+    ("services", "", "create", false),
     ("events", "", "list", false),
     ("nodes", "", "list", false),
 ];
@@ -65,7 +66,8 @@ async fn rights(cluster: &Cluster) -> Check {
         (false, _) => Check::missing("rights", format!("this user may not: {}", needed.join(", "))).hint(hint),
         (true, false) => {
             Check::note("rights", format!("enough for runs; this user may not: {}", useful.join(", "))).hint(
-                "without nodes, `pipe` does not know their GPUs and takes a drain for a deletion; without events, a preemption",
+                "without nodes, `pipe` does not know their GPUs and takes a drain for a deletion; without events, a preemption; without \
+                 services, a training has one node",
             )
         }
         (true, true) => Check::ok("rights", "all that runs need"),

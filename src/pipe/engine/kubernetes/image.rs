@@ -5,14 +5,14 @@ use pipe_spec::pipeline::Image;
 use super::section::Pods;
 use crate::engine::{ConnectImages, Progress};
 use crate::error::Error;
-use crate::image::{self, ImageBuild};
+use crate::image::{ImageBuild, has_tag, name_in};
 use crate::system::interrupt;
 
 /// The name by which nodes know the image. Builds nothing.
 pub async fn name(settings: &Pods, image: Option<&Image>) -> Result<String, Error> {
     match (image, &settings.image) {
         (Some(Image::Existing(name)), _) => Ok(name.clone()),
-        (None, Some(named)) if is_complete(named) => Ok(named.clone()),
+        (None, Some(named)) if has_tag(named) => Ok(named.clone()),
         (image, _) => Ok(named(settings, &prepare_build(image).await?)),
     }
 }
@@ -26,7 +26,7 @@ pub async fn prepare(
 ) -> Result<String, Error> {
     let is_built = match (image, &settings.image) {
         (Some(Image::Existing(_)), _) => false,
-        (None, Some(named)) => !is_complete(named),
+        (None, Some(named)) => !has_tag(named),
         _ => true,
     };
     if !is_built {
@@ -35,6 +35,7 @@ pub async fn prepare(
     let build = prepare_build(image).await?;
     let name = named(settings, &build);
     if settings.image.is_some() {
+        let name = with_digest(name, images).await;
         progress.note(&format!("image: {name} (pulled by the nodes)"));
         return Ok(name);
     }
@@ -52,18 +53,17 @@ pub async fn prepare(
 
 /// The name of a build in the registry of the pipeline.
 fn named(settings: &Pods, build: &ImageBuild) -> String {
-    let Some(repository) = &settings.image else { return build.name.clone() };
-    if is_complete(repository) {
-        return repository.clone();
-    }
-    let tag = build.name.rsplit_once(':').map_or("latest", |(_, tag)| tag);
-    format!("{repository}:{tag}")
+    settings.image.as_ref().map_or_else(|| build.name.clone(), |repository| name_in(repository, &build.name))
 }
 
-/// Whether a name has a tag or a digest. A colon before a slash is that of a port.
-fn is_complete(name: &str) -> bool {
-    let last = name.rsplit('/').next().unwrap_or_default();
-    name.contains('@') || last.contains(':')
+/// By its digest an image that was pushed from this machine, which no other one can take the place of.
+async fn with_digest(name: String, images: ConnectImages) -> String {
+    let Ok(engine) = images().await else { return name };
+    let Some(store) = engine.images().filter(|_| !name.contains('@')) else { return name };
+    match (store.digest(&name).await, name.rsplit_once(':')) {
+        (Ok(Some(digest)), Some((repository, _))) => format!("{repository}@{digest}"),
+        _ => name,
+    }
 }
 
 /// Runs in a thread of its own, so that signals are heard.
@@ -72,22 +72,5 @@ async fn prepare_build(image: Option<&Image>) -> Result<ImageBuild, Error> {
         Some(Image::Dockerfile(path)) => Some(path.clone()),
         Some(Image::Existing(_)) | None => None,
     };
-    interrupt::run(move || image::prepare_build(path.as_deref())).await
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn names_with_a_tag_are_used_as_they_are() {
-        for (name, want) in [
-            ("registry.lab/pipe", false),
-            ("registry.lab:5000/pipe", false),
-            ("registry.lab:5000/pipe:1", true),
-            ("pipe@sha256:0", true),
-        ] {
-            assert_eq!(is_complete(name), want, "{name}");
-        }
-    }
+    interrupt::run(move || crate::image::prepare_build(path.as_deref())).await
 }

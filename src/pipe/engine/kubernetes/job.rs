@@ -14,7 +14,7 @@ use super::client::{Cluster, Failure};
 use super::download::{self, Progress};
 use super::plan::Plan;
 use super::state::{self, Seen, Stage};
-use super::upload::{self, NotCarried};
+use super::upload::{self, NotCarried, Together};
 use super::watch::{PodWatch, View};
 use super::{NAME, pod};
 use crate::engine::{
@@ -77,6 +77,18 @@ impl Shared {
     fn ask(&self, seconds: u32) {
         lock(&self.asked).get_or_insert_with(Instant::now);
         *lock(&self.request) = Some(seconds);
+    }
+
+    /// Asks it to end, unless it is asked already.
+    pub fn ask_to_end(&self, seconds: u32) {
+        if lock(&self.asked).is_none() {
+            self.ask(seconds);
+        }
+    }
+
+    /// The exit code of the job, once the cluster knows it.
+    pub fn exit_code(&self) -> Option<i64> {
+        Seen::of(lock(&self.pod).as_deref()?).exit.map(|(code, _)| code)
     }
 }
 
@@ -214,8 +226,8 @@ impl<T> Drop for Task<T> {
 }
 
 /// The files on their way to a pod, and when that was last begun.
-#[derive(Default)]
 struct Upload {
+    together: Together,
     task: Option<Task<Result<(), NotCarried>>>,
     tried: Option<Instant>,
     /// Since when the pod refuses them.
@@ -252,7 +264,14 @@ pub struct Follower {
 }
 
 impl Follower {
-    pub fn new(cluster: &Cluster, plan: Plan, output: Output, reader: Option<Pod>, shared: Arc<Shared>) -> Self {
+    pub fn new(
+        cluster: &Cluster,
+        plan: Plan,
+        together: Together,
+        output: Output,
+        reader: Option<Pod>,
+        shared: Arc<Shared>,
+    ) -> Self {
         Self {
             cluster: cluster.clone(),
             watch: PodWatch::start(cluster, &plan.pod),
@@ -263,7 +282,7 @@ impl Follower {
             said: String::new(),
             is_away: false,
             stuck: None,
-            upload: Upload::default(),
+            upload: Upload { together, task: None, tried: None, refused: None },
             request: Request::default(),
             download: None,
             alive: None,
@@ -316,6 +335,7 @@ impl Follower {
     async fn look(&mut self, view: &View, to: &LineSender) -> Result<bool, Closed> {
         let Some(found) = view.pod.clone() else { return Ok(view.is_gone) };
         let stage = state::stage(&found);
+        self.upload.together.note(&stage);
         if !matches!(stage, Stage::Stuck { .. }) {
             self.stuck = None;
         }
@@ -331,6 +351,10 @@ impl Follower {
                 if is_final || since.elapsed() > STUCK_TIMEOUT {
                     return Ok(self.refuse(format!("the pod cannot start: {why}")).await);
                 }
+            }
+            Stage::Takes if !self.upload.together.may_carry() => {
+                let text = format!("pod {} {}", self.plan.pod, self.upload.together.waits_for());
+                self.say(Source::Queue, text, to).await?;
             }
             Stage::Takes => {
                 if self.carry(to).await? {
@@ -472,7 +496,8 @@ impl Follower {
             if self.said.is_empty() || !self.said.contains("files") {
                 self.say(Source::Queue, format!("carrying files to pod {}", self.plan.pod), to).await?;
             }
-            self.upload.task = Some(Task(tokio::spawn(upload::carry(self.cluster.clone(), self.plan.clone()))));
+            let carry = upload::carry(self.cluster.clone(), self.plan.clone(), self.upload.together.clone());
+            self.upload.task = Some(Task(tokio::spawn(carry)));
         }
         Ok(false)
     }

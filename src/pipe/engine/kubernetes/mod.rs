@@ -7,6 +7,7 @@ mod download;
 mod frames;
 mod image;
 mod job;
+mod nodes;
 mod plan;
 mod pod;
 mod section;
@@ -21,8 +22,9 @@ use std::time::{Duration, Instant};
 use async_trait::async_trait;
 use client::{Cluster, Failure};
 use futures_util::FutureExt;
-use job::{Follower, PodJob};
+use job::{Follower, PodJob, Shared};
 use k8s_openapi::api::core::v1::{Node, Pod, Secret};
+use nodes::{Member, NodesJob};
 use pipe_spec::Device;
 use pipe_spec::lock::Program;
 use pipe_spec::pipeline::{Container, Gpus, Image, SectionType};
@@ -30,6 +32,8 @@ use pipe_spec::run::LogPosition;
 use pipe_spec::text::human_bytes;
 use plan::Plan;
 use section::Pods;
+use state::Stage;
+use upload::Together;
 
 use super::{
     ConnectImages, Connection, Engine, EngineJob, FoundJob, Launch, Output, Progress, Registration, StartedJob,
@@ -56,7 +60,8 @@ const REMOVE_INTERVAL: Duration = Duration::from_millis(500);
 pub const REGISTRATION: Registration = Registration {
     name: NAME,
     section: Some(SectionType::of::<Pods>()),
-    nodes: |_| 1,
+    nodes: |request| request.section::<Pods>(NAME).nodes.get(),
+    repository: |request| request.section::<Pods>(NAME).image,
     connect: |connection| {
         async move { Ok(Box::new(KubernetesEngine::connect(connection).await?) as Box<dyn Engine>) }.boxed_local()
     },
@@ -121,16 +126,29 @@ impl KubernetesEngine {
         launch
     }
 
-    fn follow(&self, launch: &Launch, plan: Plan, read: Option<&LogPosition>) -> StartedJob {
+    /// The pods of a job, that of the first node first.
+    fn plans(&self, launch: &Launch) -> Vec<Plan> {
+        let plan = |node| Plan::of_node(&nodes::launch_of(launch, node), &self.settings, node);
+        (0..launch.resources.nodes.max(1)).map(plan).collect()
+    }
+
+    fn follow(&self, launch: &Launch, plans: Vec<Plan>, read: Option<&LogPosition>) -> StartedJob {
         let (sender, lines) = line_channel();
-        let shared = Arc::default();
-        let name = plan.pod.clone();
-        let reader = self.settings.volume().and_then(|_| pod::reader(launch, &plan, &self.settings).ok());
-        let output = Output::of(launch, read);
-        let handle = PodJob::new(self.cluster.clone(), launch, name.clone(), Arc::clone(&shared));
-        let follower = Follower::new(&self.cluster, plan, output, reader, shared);
-        tokio::spawn(follower.follow(sender));
-        StartedJob { handle: Box::new(handle), id: self.id(&name), lines }
+        let id = self.id(&plans[0].pod);
+        let volume = self.settings.volume();
+        let (mut jobs, mut pods) = (Vec::new(), Vec::new());
+        for (plan, together) in plans.into_iter().zip(Together::new(launch.resources.nodes, volume.is_some())) {
+            let (launch, is_first) = (nodes::launch_of(launch, plan.node), plan.node == 0);
+            let is_read = volume.is_some() && is_first;
+            let reader = is_read.then(|| pod::reader(&launch, &plan, &self.settings).ok()).flatten();
+            let output = if is_first { Output::of(&launch, read) } else { Output::of_rest(&launch) };
+            let shared = Arc::<Shared>::default();
+            jobs.push(PodJob::new(self.cluster.clone(), &launch, plan.pod.clone(), Arc::clone(&shared)));
+            let member = Member { grace: pod::grace(&launch), shared: Arc::clone(&shared), together: together.clone() };
+            pods.push((Follower::new(&self.cluster, plan, together, output, reader, shared), member));
+        }
+        tokio::spawn(nodes::follow(pods, sender));
+        StartedJob { handle: Box::new(NodesJob(jobs)), id, lines }
     }
 
     fn id(&self, pod: &str) -> String {
@@ -180,6 +198,19 @@ impl KubernetesEngine {
         let mut tries = Tries::new();
         while let Err(failure) = self.cluster.create_secret(secret).await {
             tries.again(failure).await.map_err(Failure::error)?;
+        }
+        Ok(())
+    }
+
+    /// Makes what the first pod of a job needs, and those of the other nodes unless it has begun: then they were there.
+    async fn complete(&self, launch: &Launch, plans: &[Plan], first: &Pod) -> Result<(), Error> {
+        self.create_secret(&pod::job_secret(launch, first)).await?;
+        if plans.len() == 1 || matches!(state::stage(first), Stage::Runs { .. } | Stage::Ended) {
+            return Ok(());
+        }
+        self.cluster.create_service(&pod::service(first), false).await.map_err(Failure::error)?;
+        for plan in &plans[1..] {
+            self.create(&pod::pod(launch, plan, &self.settings)?).await?;
         }
         Ok(())
     }
@@ -269,6 +300,14 @@ impl Engine for KubernetesEngine {
         false
     }
 
+    fn nodes(&self) -> u32 {
+        self.settings.nodes.get()
+    }
+
+    fn fewest_nodes(&self) -> u32 {
+        self.nodes()
+    }
+
     fn check(&self, container: &Container) -> Result<(), Error> {
         match self.device(&container.gpus)? {
             Device::Cuda if self.settings.image.is_none() => check_cards(container.image.as_ref(), true, &[]),
@@ -290,9 +329,12 @@ impl Engine for KubernetesEngine {
         }
         // A pod that the cluster would refuse is refused here too, and nothing is made.
         let image = image::name(&self.settings, container.image.as_ref()).await?;
-        let launch = self.with_cards(&Launch { image: Some(image), ..Launch::example(container, 1) });
+        let launch = self.with_cards(&Launch { image: Some(image), ..Launch::example(container, self.nodes()) });
         let plan = Plan::new(&launch, &self.settings);
         match self.cluster.create_pod(&pod::pod(&launch, &plan, &self.settings)?, true).await {
+            Ok(pod) if self.nodes() > 1 => {
+                self.cluster.create_service(&pod::service(&pod), true).await.map_err(Failure::error)
+            }
             Ok(_) => Ok(()),
             Err(failure) if failure.is(409) || failure.is_quota() && doctor::may_fit(failure.said()) => Ok(()),
             Err(failure) => Err(failure.error()),
@@ -344,18 +386,20 @@ impl Engine for KubernetesEngine {
 
     async fn start(&self, launch: &Launch) -> Result<StartedJob, Error> {
         let launch = self.with_cards(launch);
-        let plan = Plan::new(&launch, &self.settings);
-        self.check_size(&plan).await?;
+        let plans = self.plans(&launch);
+        self.check_size(&plans[0]).await?;
         for part in pod::program_secrets() {
             self.create_secret(&part).await?;
         }
         std::fs::remove_file(job::asked_before(&launch.job_folder.0)).ok();
-        let made = self.create(&pod::pod(&launch, &plan, &self.settings)?).await?;
-        if let Err(error) = self.create_secret(&pod::job_secret(&launch, &made)).await {
-            self.cluster.delete_pod(&plan.pod, 0).await.ok();
+        let first = self.create(&pod::pod(&launch, &plans[0], &self.settings)?).await?;
+        if let Err(error) = self.complete(&launch, &plans, &first).await {
+            for plan in &plans {
+                self.cluster.delete_pod(&plan.pod, 0).await.ok();
+            }
             return Err(error);
         }
-        Ok(self.follow(&launch, plan, None))
+        Ok(self.follow(&launch, plans, None))
     }
 
     fn time_hint(&self) -> &'static str {
@@ -364,16 +408,16 @@ impl Engine for KubernetesEngine {
 
     async fn find(&self, launch: &Launch, id: Option<&str>, read: Option<&LogPosition>) -> Result<FoundJob, Error> {
         let launch = self.with_cards(launch);
-        let plan = Plan::new(&launch, &self.settings);
-        match self.cluster.pod(&plan.pod).await {
+        let plans = self.plans(&launch);
+        match self.cluster.pod(&plans[0].pod).await {
             Ok(Some(pod)) => {
                 // A `pipe` that was killed may have made the pod alone.
-                self.create_secret(&pod::job_secret(&launch, &pod)).await?;
-                Ok(FoundJob::Job(self.follow(&launch, plan, read)))
+                self.complete(&launch, &plans, &pod).await?;
+                Ok(FoundJob::Job(self.follow(&launch, plans, read)))
             }
             // Files that the job has left on a volume are fetched.
             Ok(None) if id.is_some() && self.settings.volume.is_some() => {
-                Ok(FoundJob::Job(self.follow(&launch, plan, read)))
+                Ok(FoundJob::Job(self.follow(&launch, plans, read)))
             }
             Ok(None) if id.is_some() => Ok(FoundJob::Gone),
             Ok(None) => Ok(FoundJob::NotStarted),

@@ -70,6 +70,11 @@ pub enum WrittenKind {
 pub struct Plan {
     pub run: RunName,
     pub pod: String,
+    /// That of the first node.
+    pub first_pod: String,
+    /// From 0.
+    pub node: u32,
+    pub nodes: u32,
     pub attempt: u32,
     /// The folder of the run on the volume.
     pub folder: String,
@@ -83,6 +88,11 @@ pub struct Plan {
 
 impl Plan {
     pub fn new(launch: &Launch, settings: &Pods) -> Self {
+        Self::of_node(launch, settings, 0)
+    }
+
+    /// That of the pod of a node.
+    pub fn of_node(launch: &Launch, settings: &Pods, node: u32) -> Self {
         let run = RunName::of(&launch.run_id);
         let volume = settings.volume();
         let given = launch.mounts.read_only.iter().map(|(host, mounted)| Given {
@@ -91,19 +101,26 @@ impl Plan {
             stored: format!("inputs/{}", &blake3::hash(mounted.to_string_lossy().as_bytes()).to_hex()[..16]),
         });
         let written = launch.mounts.writable.iter().map(|(host, mounted)| {
-            let name = mounted.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            let mut name = mounted.file_name().unwrap_or_default().to_string_lossy().into_owned();
             let kind = match name.as_str() {
                 _ if *mounted == launch.job_folder.1 => WrittenKind::Job,
                 "checkpoints" => WrittenKind::Checkpoints,
                 _ => WrittenKind::Plain,
             };
+            if kind == WrittenKind::Job && node > 0 {
+                name = format!("{name}-{node}");
+            }
             Written { host: host.clone(), mounted: mounted.clone(), name, kind }
         });
+        let first_pod = run.pod(launch.attempt);
         let above = volume.as_ref().map_or("", Volume::folder);
         let folder =
             if above.is_empty() { format!("pipe/{}", run.short) } else { format!("{above}/pipe/{}", run.short) };
         Self {
-            pod: run.pod(launch.attempt),
+            pod: if node == 0 { first_pod.clone() } else { format!("{first_pod}-{node}") },
+            first_pod,
+            node,
+            nodes: launch.resources.nodes,
             run,
             attempt: launch.attempt,
             folder,
@@ -147,7 +164,8 @@ impl Plan {
 
     /// The folders that begin with what the attempt before left on the volume.
     fn kept(&self) -> Vec<&str> {
-        let is_kept = |written: &&Written| self.keeps_checkpoints && written.kind != WrittenKind::Job;
+        // On a volume all pods have those of the first one.
+        let is_kept = |written: &&Written| self.keeps_checkpoints && self.node == 0 && written.kind != WrittenKind::Job;
         self.written.iter().filter(is_kept).map(|written| written.name.as_str()).collect()
     }
 
@@ -167,7 +185,9 @@ impl Plan {
     /// The process that gives the files of the job back; `is_over` where its pod is gone and a volume has them.
     pub fn send_words(&self, program: &str, streams: &[&str], is_over: bool) -> Vec<String> {
         let of = |kinds: &[WrittenKind]| {
-            let wanted = self.written.iter().filter(|written| kinds.contains(&written.kind));
+            // The first rank writes what all have.
+            let is_own = |written: &Written| self.node == 0 || written.kind == WrittenKind::Job;
+            let wanted = self.written.iter().filter(|written| kinds.contains(&written.kind) && is_own(written));
             wanted.map(|written| written.name.as_str()).collect::<Vec<_>>().join(",")
         };
         let (checkpoints, pattern) = self.checkpoints.clone().unwrap_or_default();

@@ -3,10 +3,11 @@
 use std::path::Path;
 
 use k8s_openapi::ByteString;
-use k8s_openapi::api::core::v1::{Pod, Secret};
+use k8s_openapi::api::core::v1::{Pod, Secret, Service, ServicePort, ServiceSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::api::ObjectMeta;
 use pipe_spec::run::JobFolder;
+use pipe_spec::trainer::{ADDRESS_VARIABLE, FIRST_NODE_VARIABLE, NODE_VARIABLE};
 use serde_json::{Map, Value, json};
 
 use super::plan::{CONTROL, DATA, Plan, RunName, ready};
@@ -17,6 +18,9 @@ use crate::error::Error;
 /// The label by which the pods of a run are found, and the annotation that has its id.
 pub const RUN: &str = "pipe.run";
 pub const ATTEMPT: &str = "pipe.attempt";
+
+/// The label with the number of the node, where a training has several.
+const NODE: &str = "pipe.node";
 
 /// The label that all pods of `pipe` have.
 pub const MANAGED: &str = "app.kubernetes.io/managed-by=pipe";
@@ -102,6 +106,15 @@ pub fn job_secret(launch: &Launch, pod: &Pod) -> Secret {
         }
     }
     let env: Vec<u8> = env.iter().flat_map(|(name, value)| format!("{name}={value}\0").into_bytes()).collect();
+    Secret {
+        metadata: owned_by(pod),
+        data: Some([(WORDS.to_owned(), ByteString(words)), (ENV.to_owned(), ByteString(env))].into()),
+        ..Secret::default()
+    }
+}
+
+/// An object with the name of a pod, which goes with it.
+fn owned_by(pod: &Pod) -> ObjectMeta {
     let owner = OwnerReference {
         api_version: "v1".to_owned(),
         kind: "Pod".to_owned(),
@@ -109,16 +122,59 @@ pub fn job_secret(launch: &Launch, pod: &Pod) -> Secret {
         uid: pod.metadata.uid.clone().unwrap_or_default(),
         ..OwnerReference::default()
     };
-    Secret {
-        metadata: ObjectMeta {
-            name: pod.metadata.name.clone(),
-            labels: pod.metadata.labels.clone(),
-            owner_references: Some(vec![owner]),
-            ..ObjectMeta::default()
-        },
-        data: Some([(WORDS.to_owned(), ByteString(words)), (ENV.to_owned(), ByteString(env))].into()),
-        ..Secret::default()
+    ObjectMeta {
+        name: pod.metadata.name.clone(),
+        labels: pod.metadata.labels.clone(),
+        owner_references: Some(vec![owner]),
+        ..ObjectMeta::default()
     }
+}
+
+/// The port of the first pod by which those of other nodes find it. The one after it is used too.
+const FIRST_PORT: u16 = 29400;
+
+/// Gives the pods of a job names, by which they find the first one.
+pub fn service(pod: &Pod) -> Service {
+    let is_wanted = |name: &&String| [RUN, ATTEMPT].contains(&name.as_str());
+    let labels = pod.metadata.labels.iter().flatten();
+    let port = ServicePort { port: FIRST_PORT.into(), ..ServicePort::default() };
+    Service {
+        metadata: owned_by(pod),
+        spec: Some(ServiceSpec {
+            cluster_ip: Some("None".to_owned()),
+            // They find each other before they are ready.
+            publish_not_ready_addresses: Some(true),
+            selector: Some(labels.filter(|(name, _)| is_wanted(name)).map(|(k, v)| (k.clone(), v.clone())).collect()),
+            ports: Some(vec![port]),
+            ..ServiceSpec::default()
+        }),
+        ..Service::default()
+    }
+}
+
+/// Gives the pod of one of several nodes a name, and no node with another one of them.
+fn join_others(spec: &mut Value, launch: &Launch, plan: &Plan) {
+    if plan.nodes <= 1 {
+        return;
+    }
+    let first = &plan.first_pod;
+    spec["hostname"] = json!(plan.pod);
+    spec["subdomain"] = json!(first);
+    let mut env = vec![
+        json!({"name": NODE_VARIABLE, "value": plan.node.to_string()}),
+        json!({"name": FIRST_NODE_VARIABLE, "value": format!("{first}.{first}:{FIRST_PORT}")}),
+    ];
+    if !launch.env.contains_key("GLOO_SOCKET_IFNAME") {
+        // An image may not know how to find its own name.
+        env.push(json!({"name": ADDRESS_VARIABLE, "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}));
+    }
+    spec["containers"][0]["env"] = json!(env);
+    let others = json!({RUN: plan.run.hash, ATTEMPT: plan.attempt.to_string()});
+    let has_node = json!([{"key": NODE, "operator": "Exists"}]);
+    spec["affinity"] = json!({"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [{
+        "topologyKey": "kubernetes.io/hostname",
+        "labelSelector": {"matchLabels": others, "matchExpressions": has_node},
+    }]}});
 }
 
 /// The files of that secret.
@@ -139,7 +195,7 @@ pub fn pod(launch: &Launch, plan: &Plan, settings: &Pods) -> Result<Pod, Error> 
     spec["initContainers"] = json!([upload]);
     spec["containers"] = json!([job(launch, plan, settings), files]);
     let mut volumes = volumes(settings);
-    volumes.push(json!({"name": "words", "secret": {"secretName": plan.pod}}));
+    volumes.push(json!({"name": "words", "secret": {"secretName": plan.first_pod}}));
     if let JobProgram::Command(_) = launch.program {
         volumes.push(json!({"name": "tmp", "emptyDir": {}}));
     }
@@ -147,7 +203,23 @@ pub fn pod(launch: &Launch, plan: &Plan, settings: &Pods) -> Result<Pod, Error> 
         volumes.push(json!({"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": bytes.to_string()}}));
     }
     spec["volumes"] = json!(volumes);
-    made(&launch.run_id, plan, settings, &plan.pod, spec)
+    join_others(&mut spec, launch, plan);
+    let mut pod = made(&launch.run_id, plan, settings, &plan.pod, spec)?;
+    if plan.nodes > 1 {
+        label_group(&mut pod.metadata, plan, settings);
+    }
+    Ok(pod)
+}
+
+/// Says which pods are one job, also to Kueue, which then admits all of them or none.
+fn label_group(metadata: &mut ObjectMeta, plan: &Plan, settings: &Pods) {
+    let labels = metadata.labels.get_or_insert_default();
+    labels.insert(NODE.to_owned(), plan.node.to_string());
+    if settings.queue.is_some() {
+        labels.insert("kueue.x-k8s.io/pod-group-name".to_owned(), plan.first_pod.clone());
+        let annotations = metadata.annotations.get_or_insert_default();
+        annotations.insert("kueue.x-k8s.io/pod-group-total-count".to_owned(), plan.nodes.to_string());
+    }
 }
 
 /// A pod that only gives back what a job has left on a volume.
@@ -456,6 +528,38 @@ mod tests {
         let mounts = job["volumeMounts"].as_array().unwrap();
         let data = mounts.iter().find(|mount| mount["mountPath"] == "/data/a.csv").unwrap();
         assert!(data["readOnly"] == true && data["subPath"].as_str().unwrap().contains("/inputs/"), "{data}");
+    }
+
+    #[test]
+    fn pods_of_several_nodes_find_the_first_and_share_no_node() {
+        let settings = Pods { queue: Some("team-a".to_owned()), ..Pods::default() };
+        let mut launch = launch();
+        launch.resources.nodes = 2;
+        let made = |node: u32| pod(&launch, &Plan::of_node(&launch, &settings, node), &settings).unwrap();
+        let (first, second) = (made(0), made(1));
+        let service = service(&first);
+        let name = first.metadata.name.clone().unwrap();
+        assert_eq!(service.metadata.name.as_ref(), Some(&name));
+        assert_eq!(second.metadata.name, Some(format!("{name}-1")));
+        for (node, pod) in [(0, &first), (1, &second)] {
+            let pod = json!(pod);
+            let env = &pod["spec"]["containers"][0]["env"];
+            assert_eq!(
+                (&env[0]["value"], &env[1]["value"]),
+                (&json!(node.to_string()), &json!(format!("{name}.{name}:29400")))
+            );
+            assert_eq!(pod["spec"]["subdomain"], json!(name));
+            let labels = &pod["metadata"]["labels"];
+            assert_eq!(labels["kueue.x-k8s.io/pod-group-name"], json!(name));
+            for (key, value) in service.spec.as_ref().unwrap().selector.as_ref().unwrap() {
+                assert_eq!(labels[key], json!(value));
+            }
+            assert!(pod["spec"]["affinity"].to_string().contains(r#""key":"pipe.node""#), "{pod}");
+            assert!(pod.to_string().contains(&format!(r#""secretName":"{name}""#)), "{pod}");
+        }
+        let written = |pod: &Pod| json!(pod)["spec"]["containers"][0]["volumeMounts"].to_string();
+        assert!(written(&first).contains("attempts/01/job\"") && written(&second).contains("attempts/01/job-1\""));
+        assert!(described(&settings)["spec"]["affinity"].is_null());
     }
 
     #[test]

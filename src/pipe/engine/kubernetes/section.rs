@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 use std::path::{Component, Path};
 
+use pipe_spec::pipeline::bounds::MAX_NODES;
 use pipe_spec::pipeline::{EngineSection, WorkKind};
 use pipe_spec::text::ByteSize;
 use schemars::JsonSchema;
@@ -19,6 +20,9 @@ pub struct Pods {
     /// Default: that of the context.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub namespace: Option<String>,
+    /// Machines of a training, each with a pod. `container` says what it has on each of them; a training has as many ranks on each.
+    #[schemars(range(min = 1, max = MAX_NODES))]
+    pub nodes: NonZeroU32,
     /// Where checkpoints outlive their pod: `claim/NAME`, `host/PATH` or `nfs/SERVER/PATH`. Default: the disk of the pod, from which
     /// checkpoints are copied to the run folder.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -89,6 +93,7 @@ impl Default for Pods {
         Self {
             context: None,
             namespace: None,
+            nodes: NonZeroU32::MIN,
             volume: None,
             image: None,
             pull_secrets: Vec::new(),
@@ -117,8 +122,11 @@ impl EngineSection for Pods {
     const HELP: &'static str =
         "Where the pods of a run are and what they ask the cluster for, with the engine kubernetes.";
 
-    fn check(&self, _work: WorkKind) -> Vec<(&'static str, String)> {
+    fn check(&self, work: WorkKind) -> Vec<(&'static str, String)> {
         let mut problems = Vec::new();
+        if self.nodes.get() > 1 && work == WorkKind::Command {
+            problems.push(("nodes", format!("found {}; allowed: 1 for a command", self.nodes)));
+        }
         if let Some(volume) = self.volume.as_ref().filter(|volume| Volume::parse(volume).is_none()) {
             problems.push(("volume", format!("found {volume:?}; allowed: claim/NAME, host/PATH or nfs/SERVER/PATH")));
         }
@@ -199,12 +207,13 @@ mod tests {
         let parse = |section: &str| {
             registry::parse_pipeline(&format!("{MINIMAL}engine: kubernetes\n{section}\n"), &[], &Variables::default())
         };
-        let text = "kubernetes: {volume: claim/training, queue: team-a, time: 60, upload_limit: 8g, \
+        let text = "kubernetes: {nodes: 2, volume: claim/training, queue: team-a, time: 60, upload_limit: 8g, \
                     tolerations: [{key: gpu, effect: NoSchedule}], labels: {team: a}}";
         let pipeline = parse(text).unwrap();
         let pods: Pods = pipeline.engine_request().section("kubernetes");
         assert_eq!(pods.volume(), Some(Volume::Claim { name: "training".to_owned(), folder: String::new() }));
         assert_eq!((pods.gpu_resource.as_str(), pods.upload_limit.0), (GPU, 8 << 30));
+        assert_eq!((pods.nodes.get(), registry::nodes(&pipeline)), (2, 2));
         let again = registry::parse_pipeline(&pipeline.to_yaml(), &[], &Variables::default()).unwrap();
         assert_eq!(again, pipeline);
         for (section, want) in [
@@ -213,7 +222,7 @@ mod tests {
             ("kubernetes: {gpu_resource: gpu}", "kubernetes.gpu_resource: found \"gpu\""),
             ("kubernetes: {labels: {pipe.run: x}}", "kubernetes.labels: pipe.run is set by pipe"),
             ("kubernetes: {tolerations: [{operator: Is}]}", "allowed: Equal or Exists"),
-            ("kubernetes: {nodes: 2}", "kubernetes.nodes: unknown key"),
+            ("kubernetes: {nodes: 0}", "kubernetes.nodes: found 0"),
             ("kubernetes: {time: 0}", "kubernetes.time: found 0"),
         ] {
             let got = parse(section).unwrap_err().to_string();

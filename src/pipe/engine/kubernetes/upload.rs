@@ -5,16 +5,19 @@ use std::fs::Metadata;
 use std::io;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use kube::api::AttachedProcess;
 use rustix::fs::{SeekFrom, seek};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncSeekExt, AsyncWrite, AsyncWriteExt};
+use tokio::sync::watch;
 
 use super::client::{Cluster, Failure};
 use super::frames::{Frame, Kind};
 use super::plan::Plan;
 use super::pod;
+use super::state::Stage;
 
 /// Folders in folders that are followed.
 pub const MAX_DEPTH: usize = 64;
@@ -24,6 +27,12 @@ const SILENT_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// How long the last words of a process may take.
 const WORDS_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Between two signs of life while the pods of other nodes get their files.
+const ALIVE_INTERVAL: Duration = Duration::from_secs(5);
+
+/// How long a pod has its node before the reason is given why that may never end.
+const HELD_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Bytes that are read at once.
 const PIECE: usize = 1 << 16;
@@ -108,6 +117,87 @@ pub fn changed(meta: &Metadata) -> i64 {
     meta.mtime().saturating_mul(1_000_000_000).saturating_add(meta.mtime_nsec())
 }
 
+/// How far the pod of a node is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Place {
+    Waits,
+    /// It has a node, and none of its files.
+    Takes,
+    HasFiles,
+}
+
+/// The pods of a job, as the follower of one of them sees them.
+#[derive(Clone)]
+pub struct Together {
+    pub node: u32,
+    /// Whether they have one volume.
+    has_volume: bool,
+    began: Instant,
+    all: Arc<watch::Sender<Vec<Place>>>,
+}
+
+impl Together {
+    /// One for each node.
+    pub fn new(nodes: u32, has_volume: bool) -> Vec<Self> {
+        let nodes = nodes.max(1);
+        let all = Arc::new(watch::Sender::new(vec![Place::Waits; nodes as usize]));
+        let of = |node| Self { node, has_volume, began: Instant::now(), all: Arc::clone(&all) };
+        (0..nodes).map(of).collect()
+    }
+
+    pub fn note(&self, stage: &Stage) {
+        match stage {
+            Stage::Waits { .. } | Stage::Stuck { .. } => {}
+            Stage::Takes => self.reach(Place::Takes),
+            Stage::Runs { .. } | Stage::Ended => self.reach(Place::HasFiles),
+        }
+    }
+
+    /// Whether every pod has its files: then the job has begun.
+    pub fn is_complete(&self) -> bool {
+        have_files(&self.all.borrow())
+    }
+
+    fn reach(&self, place: Place) {
+        self.all.send_if_modified(|all| {
+            let own = &mut all[self.node as usize];
+            let is_new = *own < place;
+            *own = place.max(*own);
+            is_new
+        });
+    }
+
+    /// Whether this pod may get its files: every pod has a node, and only one at a time writes to an empty volume.
+    pub fn may_carry(&self) -> bool {
+        let all = self.all.borrow();
+        let may_write = self.node == 0 || !self.has_volume || all[0] == Place::HasFiles;
+        may_write && all.iter().all(|place| *place >= Place::Takes)
+    }
+
+    /// Why this pod gets no files yet.
+    pub fn waits_for(&self) -> &'static str {
+        match self.began.elapsed() > HELD_TIMEOUT {
+            false => "has a node and waits for the other pods of the run",
+            true => {
+                "keeps its node and waits for the other pods of the run; two runs of which each keeps what the other \
+                 one needs wait forever: stop one, or set kubernetes.queue where the cluster has queues"
+            }
+        }
+    }
+
+    /// This pod has its files. Waits until all have theirs, at most so long.
+    pub async fn all_have_files(&self, most: Duration) -> bool {
+        self.reach(Place::HasFiles);
+        let mut all = self.all.subscribe();
+        tokio::time::timeout(most, all.wait_for(|all| have_files(all))).await.is_ok()
+    }
+}
+
+/// Whether every pod has its files.
+fn have_files(all: &[Place]) -> bool {
+    all.iter().all(|place| *place == Place::HasFiles)
+}
+
 /// Why files did not come to a pod.
 pub enum NotCarried {
     /// A file of this machine cannot be read: another try does not help.
@@ -136,13 +226,13 @@ impl From<Failure> for NotCarried {
 }
 
 /// Carries what the pod does not have yet. When it returns, the job of the pod begins.
-pub async fn carry(cluster: Cluster, plan: Plan) -> Result<(), NotCarried> {
+pub async fn carry(cluster: Cluster, plan: Plan, together: Together) -> Result<(), NotCarried> {
     let listed = plan.clone();
     let files = tokio::task::spawn_blocking(move || list(&listed)).await.map_err(io::Error::other)?;
     let files = files.map_err(|error| NotCarried::Unreadable { said: error.to_string() })?;
     let started = cluster.exec(&plan.pod, pod::UPLOAD, plan.receive_words(&pod::program()));
     let mut process = soon(async { Ok(started.await) }).await??;
-    match send_all(&files, &mut process).await {
+    match send_all(&files, &mut process, &together).await {
         Err(NotCarried::Failed { said }) => match last_words(&mut process).await {
             Some(said) => Err(NotCarried::Refused { said }),
             None => Err(NotCarried::Failed { said }),
@@ -166,7 +256,7 @@ pub async fn soon<T>(answer: impl Future<Output = io::Result<T>>) -> io::Result<
         .map_err(|_| io::Error::other(format!("no sign of life for {} s", SILENT_TIMEOUT.as_secs())))?
 }
 
-async fn send_all(files: &[Carried], process: &mut AttachedProcess) -> Result<(), NotCarried> {
+async fn send_all(files: &[Carried], process: &mut AttachedProcess, together: &Together) -> Result<(), NotCarried> {
     let (Some(mut input), Some(mut output)) = (process.stdin(), process.stdout()) else {
         return Err(io::Error::from(io::ErrorKind::BrokenPipe).into());
     };
@@ -185,6 +275,10 @@ async fn send_all(files: &[Carried], process: &mut AttachedProcess) -> Result<()
             Kind::Folder => soon(frame.write(&mut input)).await?,
             _ => send(&file.host, &frame, &mut input).await?,
         }
+    }
+    while !together.all_have_files(ALIVE_INTERVAL).await {
+        soon(Frame::of(Kind::Alive, "").write(&mut input)).await?;
+        soon(input.flush()).await?;
     }
     soon(Frame::of(Kind::End, "").write(&mut input)).await?;
     soon(input.flush()).await?;
@@ -258,6 +352,29 @@ mod tests {
     use super::*;
     use crate::engine::kubernetes::section::Pods;
     use crate::engine::{Launch, Mounts};
+
+    #[test]
+    fn no_pod_begins_before_all_can() {
+        let pods = Together::new(2, false);
+        pods[0].note(&Stage::Takes);
+        assert!(!pods[0].may_carry());
+        pods[1].note(&Stage::Takes);
+        assert!(pods[0].may_carry() && pods[1].may_carry());
+        // On one volume the first pod writes what all read.
+        let pods = Together::new(2, true);
+        pods.iter().for_each(|pod| pod.note(&Stage::Takes));
+        assert!(pods[0].may_carry() && !pods[1].may_carry());
+        pods[0].reach(Place::HasFiles);
+        assert!(pods[1].may_carry());
+    }
+
+    #[tokio::test]
+    async fn all_begin_when_the_last_has_its_files() {
+        let pods = Together::new(2, false);
+        assert!(!pods[0].all_have_files(Duration::from_millis(1)).await);
+        assert!(pods[1].all_have_files(Duration::from_millis(1)).await);
+        assert!(Together::new(1, false)[0].all_have_files(Duration::from_millis(1)).await);
+    }
 
     #[test]
     fn links_are_followed_and_programs_stay_programs() {

@@ -55,6 +55,7 @@ pub const REGISTRATION: Registration = Registration {
     name: NAME,
     section: Some(SectionType::of::<Cluster>()),
     nodes: |request| settings(request).nodes.get(),
+    repository: |_| None,
     connect: |connection| {
         async move { Ok(Box::new(SlurmEngine::connect(connection).await?) as Box<dyn Engine>) }.boxed_local()
     },

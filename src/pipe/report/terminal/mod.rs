@@ -76,6 +76,13 @@ impl Progress for Reporter {
         let on_terminal = self.mode == Mode::Block;
         Box::new(ImageProgress::new(self, size, on_terminal))
     }
+
+    fn image_push<'a>(&'a mut self, name: &str, size: u64) -> Box<dyn BuildWatcher + 'a> {
+        self.note(&format!("sending the image {name} ({})", human_bytes(size)));
+        self.hide();
+        let on_terminal = self.mode == Mode::Block;
+        Box::new(ImageProgress::new(self, size, on_terminal))
+    }
 }
 
 /// The form in which a command prints.
