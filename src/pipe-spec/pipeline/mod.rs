@@ -79,7 +79,12 @@ impl Pipeline {
     /// The demands of its jobs on their engine.
     pub fn engine_request(&self) -> EngineRequest {
         let without_image = self.command().is_some() && self.container.image.is_none();
-        EngineRequest { sections: self.sections.clone(), without_image, trains: self.training().is_some(), address: None }
+        EngineRequest {
+            sections: self.sections.clone(),
+            without_image,
+            trains: self.training().is_some(),
+            address: None,
+        }
     }
 
     /// The training that it holds, unless it holds a command.
