@@ -84,7 +84,8 @@ fn data_files(folder: &Path) -> Vec<PathBuf> {
     let is_known = |path: &PathBuf| {
         let is_text = path.extension().is_none_or(|ending| ending != "safetensors");
         let takes = |name: &str| [Task::Language, Task::TokenLabels].iter().any(|task| task.takes_in_folder(name));
-        is_text && path.file_name().is_some_and(|name| takes(&name.to_string_lossy()))
+        // A pipe would be waited for.
+        is_text && path.is_file() && path.file_name().is_some_and(|name| takes(&name.to_string_lossy()))
     };
     let mut files: Vec<PathBuf> = files.filter(is_known).collect();
     files.sort();
@@ -105,7 +106,7 @@ fn classes(folder: &Path) -> Option<DataTable> {
 }
 
 fn read_file(path: &Path) -> Option<DataTable> {
-    let ending = full_ending(path)?.to_ascii_lowercase();
+    let ending = full_ending(path).filter(|_| path.is_file())?.to_ascii_lowercase();
     let mut table = match ending.as_str() {
         "parquet" => parquet(path)?,
         "xlsx" => guarded(|| rows_of_table(path)).ok()??,

@@ -1,7 +1,7 @@
 //! `run.json`: the state of a run, the file that `pipe ls` reads.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
@@ -25,6 +25,8 @@ pub struct RunState {
     pub engine_address: Option<String>,
     /// Where `pipe` was started: what the paths of the pipeline begin from.
     pub cwd: PathBuf,
+    /// The folder that the run was made in: it tells a copy from the run. Empty in those of an older version.
+    pub home: PathBuf,
     /// Why the run failed.
     pub error: Option<String>,
     /// The present activity of a run: building the image, waiting for a card, training.
@@ -89,6 +91,10 @@ pub struct SingleRun {
 }
 
 /// `run.json` as it is written, and was by earlier versions: the fields of every kind side by side.
+fn is_empty(path: &Path) -> bool {
+    path.as_os_str().is_empty()
+}
+
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct RunFile {
     id: String,
@@ -113,6 +119,8 @@ struct RunFile {
     machine_failed: bool,
     #[serde(default)]
     cwd: PathBuf,
+    #[serde(default, skip_serializing_if = "is_empty")]
+    home: PathBuf,
     #[serde(default)]
     ignore_ledger: bool,
     #[serde(default)]
@@ -147,6 +155,7 @@ impl From<RunFile> for RunState {
             engine: file.engine,
             engine_address: file.engine_address,
             cwd: file.cwd,
+            home: file.home,
             error: file.error,
             doing: file.doing,
             exit_code: file.exit_code,
@@ -188,6 +197,7 @@ impl From<RunState> for RunFile {
             exit_code: state.exit_code,
             machine_failed: state.machine_failed,
             cwd: state.cwd,
+            home: state.home,
             ignore_ledger,
             retries: single.retries,
             no_queue,
@@ -322,6 +332,7 @@ impl RunState {
             engine: engine.into(),
             engine_address: None,
             cwd: PathBuf::new(),
+            home: PathBuf::new(),
             error: None,
             doing: None,
             exit_code: None,

@@ -236,6 +236,9 @@ errors! {
     NotYours { id: String, user: String } => Unexpected,
         ["the run {id} belongs to {user}"]
         hint ["run this command as {user}"];
+    CopyOfRun { folder: PathBuf, original: PathBuf } => Unexpected,
+        ["{} is a copy of the run in {}", folder.display(), original.display()]
+        hint ["use that one; to use the copy, remove the other one or give it another name"];
     RunElsewhere { id: String, host: String, pid: i32 } => Unexpected,
         ["the run {id} is still running, as process {pid} on the host {host}"]
         hint ["`pipe attach {id}` watches it, `pipe stop {id}` stops it; if {host} is down, it counts as gone within \

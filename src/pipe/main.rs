@@ -22,5 +22,6 @@ mod ui;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
+    system::interrupt::hear_children();
     cli::main()
 }

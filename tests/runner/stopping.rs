@@ -21,6 +21,8 @@ pub fn tests(suite: &mut Suite) {
     suite.thorough("stopping::a_job_that_cannot_be_killed::process", Needs::Freezer, unkillable);
     suite.test("stopping::killed_pipe_ends_its_child::process", Needs::Nothing, killed_pipe_process);
     suite.test("stopping::killed_pipe_leaves_a_container_that_rm_cleans::docker", Needs::Docker, killed_pipe_docker);
+    suite.test("stopping::a_copy_of_a_run_is_not_the_run::docker", Needs::Docker, copied);
+    suite.test("stopping::a_parent_that_ignores_its_children", Needs::Nothing, ignored_children);
     suite.test("stopping::rm_refuses_a_running_run::process", Needs::Nothing, rm_refuses);
     suite.test("stopping::a_run_of_another_host_is_asked_by_a_file", Needs::Nothing, other_host);
     suite.test("stopping::rm_removes::process", Needs::Nothing, rm_removes);
@@ -304,6 +306,53 @@ fn killed_pipe_docker() {
     folder.pipe(&["rm", "--left-behind"]).exits(0).prints("removed container");
     assert!(folder.containers().is_empty());
     assert!(folder.run_folder().exists());
+}
+
+/// What is done to a backup of a run that goes on is not done to the run.
+fn copied() {
+    let folder = job::folder("sleep", "");
+    let running = folder.start(&["run", "job.yaml", "--engine", "docker"]);
+    folder.wait_for_log(1, "sleeping");
+    let id = folder.show()["id"].as_str().unwrap().to_owned();
+    let [runs, backup] = ["runs", "backup"].map(|name| folder.path().join(name));
+    let copy = |from: &Path, to: &Path| {
+        assert!(std::process::Command::new("cp").arg("-a").args([from, to]).status().unwrap().success());
+    };
+    copy(&runs, &backup);
+    let of_backup = |args: &[&str]| {
+        let output = folder.command(args).env("PIPE_RUNS", &backup).output().unwrap();
+        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    for args in [["resume", &id], ["attach", &id], ["stop", &id]] {
+        let (code, said) = of_backup(&args);
+        assert!(code == Some(1) && said.contains("is a copy of the run in"), "{args:?}: {code:?} {said}");
+    }
+    assert_eq!(of_backup(&["rm", "--left-behind"]).0, Some(0));
+    assert_eq!((of_backup(&["rm", &id]).0, backup.join(&id).exists()), (Some(0), false));
+    // Beside the run, where six of them may come first in the folder.
+    (0..6).for_each(|at| copy(&runs.join(&id), &runs.join(format!("older-{at}"))));
+    folder.pipe(&["ls"]).exits(0).prints("older-3").prints(&format!("it is a copy of the run {id}"));
+    folder.pipe(&["resume", "older-3"]).exits(1).says("is a copy of the run in");
+    folder.pipe(&["rm", "--left-behind"]).exits(0);
+    (0..6).for_each(|at| drop(folder.pipe(&["rm", &format!("older-{at}")]).exits(0)));
+    assert_eq!((folder.run_folder(), folder.containers().len()), (runs.join(&id), 1));
+    folder.pipe(&["stop", &id]).exits(0).prints("stopped");
+    running.end().exits(130);
+    // The hint: once the run is elsewhere, the copy is the run.
+    copy(&runs, &backup);
+    std::fs::remove_dir_all(&runs).unwrap();
+    std::fs::rename(backup.join("runs"), &runs).unwrap();
+    folder.start(&["resume", &id]);
+    folder.wait_for_log(2, "sleeping");
+    folder.pipe(&["stop", &id]).exits(0).prints("stopped");
+}
+
+/// A shell or supervisor that ignores SIGCHLD hands that on.
+fn ignored_children() {
+    let folder = job::folder("fit 5", "");
+    let line = "trap '' CHLD; exec \"$0\" run job.yaml --engine process";
+    let ended = folder.other_command("bash").args(["-c", line]).arg(pipe()).output().unwrap();
+    assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
 }
 
 fn rm_refuses() {

@@ -54,7 +54,7 @@ pub fn restore(text: &str, runs: &Path, known: &Variables, progress: &FetchProgr
     let download = Download { copy: &copy, folder: &staged, progress };
     download.records()?;
     download.checkpoints()?;
-    adopt(&staged)?;
+    adopt(&staged, folder.path())?;
     mark.write(&staged)?;
     let fail = |source| Error::Write { path: folder.path().to_owned(), source };
     for name in ["attempts", "checkpoints"] {
@@ -66,12 +66,13 @@ pub fn restore(text: &str, runs: &Path, known: &Variables, progress: &FetchProgr
     Ok(id)
 }
 
-/// Makes the state one that a killed `pipe` would have left here: its job ran on another machine and is gone.
-fn adopt(folder: &RunFolder) -> Result<(), Error> {
+/// Makes the state one that a killed `pipe` would have left in `home`: its job ran on another machine and is gone.
+fn adopt(folder: &RunFolder, home: &Path) -> Result<(), Error> {
     let read = |source| Error::Read { path: folder.state(), source };
     let text = std::fs::read(folder.state()).map_err(read)?;
     let mut state: RunState = serde_json::from_slice(&text).map_err(|error| read(error.into()))?;
     state.cwd = std::env::current_dir().unwrap_or_default();
+    state.home = home.to_owned();
     if let Some(attempt) = state.last_attempt_mut() {
         (attempt.job.container, attempt.job.log) = (None, None);
         if attempt.outcome.is_none() {

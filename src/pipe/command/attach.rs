@@ -24,6 +24,7 @@ const MAX_TAKEOVERS: u32 = 5;
 
 pub fn run(wanted: &str, output: Output) -> Result<(), Error> {
     let found = run::find(wanted)?;
+    found.check_is_no_copy()?;
     if !found.damage.is_empty() {
         return Err(Error::Damaged { id: found.state.id, damage: found.damage });
     }

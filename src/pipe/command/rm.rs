@@ -45,7 +45,7 @@ fn remove(run: &Listed, _owner: &Owner, force: bool) -> Result<(), Error> {
     let (id, folder) = (&run.state.id, run.folder());
     let engine = engine_name(run);
     // A folder that says nothing of an engine has never had a job.
-    let may_have_jobs = !(engine.is_empty() && run.state.attempts().is_empty());
+    let may_have_jobs = !(engine.is_empty() && run.state.attempts().is_empty()) && run.original().is_none();
     if may_have_jobs && run.state.status != Status::Finished && registry::keeps_jobs(&engine) {
         match super::ls::jobs(&engine, run.state.engine_address.as_deref()) {
             Ok(jobs) => {

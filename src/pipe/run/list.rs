@@ -3,7 +3,8 @@
 //! Which runs of a list are wanted. Pure.
 
 use std::collections::{HashMap, HashSet};
-use std::path::Path;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::UNIX_EPOCH;
 
@@ -71,6 +72,24 @@ impl Listed {
 
     pub fn folder(&self) -> RunFolder {
         RunFolder::new(&self.folder)
+    }
+
+    /// The folder of the run that this one is a copy of, while it is there. What belongs to that run, such as its containers, is no matter
+    /// of the copy.
+    pub fn original(&self) -> Option<PathBuf> {
+        let own = read_state(&self.folder()).ok()?;
+        let beside = self.folder().path().with_file_name(&own.id);
+        let is_original = |path: &PathBuf| {
+            let inode = |path: &Path| path.metadata().map(|found| (found.dev(), found.ino())).ok();
+            let there = read_state(&RunFolder::new(path)).ok().filter(|there| there.id == own.id);
+            there.is_some() && inode(path) != inode(self.folder().path())
+        };
+        [own.home, beside].into_iter().find(is_original)
+    }
+
+    pub fn check_is_no_copy(&self) -> Result<(), Error> {
+        let copy = |original| Error::CopyOfRun { folder: self.folder.clone().into(), original };
+        self.original().map_or(Ok(()), |original| Err(copy(original)))
     }
 
     /// The other user whose run it is. What that user wrote there is neither executed nor used unless this run is named.
@@ -152,8 +171,27 @@ pub fn list() -> Result<Vec<Listed>, Error> {
     // A name with a dot is that of a run which is still being fetched.
     let entries = entries.flatten().filter(|entry| !entry.file_name().as_encoded_bytes().starts_with(b"."));
     let mut found: Vec<Listed> = entries.filter_map(|entry| Listed::read(&entry.path())).collect();
+    name_copies(&mut found);
     found.sort_by(|a, b| b.state.created.total_cmp(&a.state.created));
     Ok(found)
+}
+
+/// Of several folders with one run, that with its name has it. The others are copies, and have the names of their folders.
+fn name_copies(found: &mut [Listed]) {
+    let mut counts: HashMap<String, u32> = HashMap::new();
+    found.iter().for_each(|run| *counts.entry(run.state.id.clone()).or_default() += 1);
+    for run in found.iter_mut().filter(|run| counts[&run.state.id] > 1) {
+        let folder = run.folder();
+        let name = folder.path().file_name().unwrap_or_default().to_string_lossy();
+        if name == run.state.id {
+            continue;
+        }
+        run.state.error = Some(format!("it is a copy of the run {}", run.state.id));
+        if matches!(run.state.status, Status::Running | Status::Orphaned) {
+            run.state.status = Status::Unknown;
+        }
+        run.state.id = name.into_owned();
+    }
 }
 
 /// The runs of this list that are stages of the run `whole`, in the order of its file.

@@ -109,7 +109,8 @@ impl Run {
 
     fn create_with(runs: &Path, text: &str, resolved: &str, state: RunState) -> Result<Self, Error> {
         let folder = RunFolder::new(runs.join(&state.id));
-        let state = RunState { created: now(), cwd: std::env::current_dir().unwrap_or_default(), ..state };
+        let (cwd, home) = (std::env::current_dir().unwrap_or_default(), folder.path().to_owned());
+        let state = RunState { created: now(), cwd, home, ..state };
         Self::begin(&folder, text, resolved, state).inspect_err(|_| {
             // A run that could not start leaves nothing.
             std::fs::remove_dir_all(folder.path()).ok();
@@ -138,6 +139,8 @@ impl Run {
         // Its last owner may have changed it since it was found.
         let state = list::read_state(&folder)
             .map_err(|damage| Error::Damaged { id: found.state.id.clone(), damage: vec![damage] })?;
+        // Two processes would follow one job.
+        found.check_is_no_copy()?;
         let reserve = Reserve::take(folder.path());
         Ok(Self { folder, state, reserve, _owner: owner })
     }

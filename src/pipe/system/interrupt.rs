@@ -12,6 +12,14 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::error::Error;
 
+/// A process that ignores the ends of its children hands that on, and then nobody could tell how a job has ended.
+pub fn hear_children() {
+    // SAFETY: no handler is set, and no other thread runs yet.
+    unsafe {
+        libc::signal(libc::SIGCHLD, libc::SIG_DFL);
+    }
+}
+
 /// A request to stop a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StopRequest {

@@ -313,6 +313,9 @@ fn unread(train: &str) -> (String, String) {
     if path.is_dir() {
         return own("the folder has no data files", "give a data file, or a folder of pictures");
     }
+    if !path.is_file() {
+        return own("it is neither a file nor a folder", "give a data file");
+    }
     if !Task::Language.takes(name) && !Task::TokenLabels.takes(name) {
         let ending = name.rsplit_once('.').map_or("this", |(_, ending)| ending);
         return (format!("pipe does not read .{ending} files"), conversion(ending));
