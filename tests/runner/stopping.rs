@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use crate::harness::folder::repository;
+use crate::harness::folder::{pipe, repository};
 use crate::harness::{Needs, Suite};
 use crate::stand_ins::job;
 
@@ -342,9 +342,10 @@ fn copied() {
     copy(&runs, &backup);
     std::fs::remove_dir_all(&runs).unwrap();
     std::fs::rename(backup.join("runs"), &runs).unwrap();
-    folder.start(&["resume", &id]);
+    let resumed = folder.start(&["resume", &id]);
     folder.wait_for_log(2, "sleeping");
     folder.pipe(&["stop", &id]).exits(0).prints("stopped");
+    resumed.end().exits(130);
 }
 
 /// A shell or supervisor that ignores SIGCHLD hands that on.
