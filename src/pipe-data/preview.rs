@@ -338,6 +338,16 @@ mod tests {
     }
 
     #[test]
+    fn a_pipe_is_not_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let pipe = folder.path().join("b.jsonl");
+        assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        assert!(DataTable::read(&pipe).is_none() && DataTable::read(folder.path()).is_none());
+        std::fs::write(folder.path().join("c.jsonl"), "{\"text\": \"a\"}\n").unwrap();
+        assert_eq!(DataTable::read(folder.path()).unwrap().names, ["text"]);
+    }
+
+    #[test]
     fn every_way_to_write_a_table() {
         let gzip = |text: &str| {
             let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
