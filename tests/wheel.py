@@ -26,6 +26,8 @@ int main(int count, char **words) {
   return 0;
 }
 """
+# Programs of the profile `dev` are larger than those of a release.
+LIMIT = "30000000"
 PIPELINE = "version: 1\nname: t\nmodel: {arch: bag-of-words, config: {}}\ndata: {train: t.jsonl}\ncontainer: {gpus: 0}\nengine: process\n"
 COMMAND = "version: 1\nname: c\ncommand: [sh, -c, 'echo libraries $LD_LIBRARY_PATH']\ncontainer: {gpus: 0}\nengine: process\n"
 
@@ -75,7 +77,7 @@ def set_version(site, version):
 
 
 def build(out, programs):
-    return pathlib.Path(run(REPOSITORY / "docker/wheel", out, env={**os.environ, "PROGRAMS": str(programs)}).strip())
+    return pathlib.Path(run(REPOSITORY / "docker/wheel", out, env={**os.environ, "PROGRAMS": str(programs), "LIMIT": LIMIT}).strip())
 
 
 class Wheel(unittest.TestCase):

@@ -140,11 +140,13 @@ impl Browser {
         }
     }
 
-    /// Where the middle of an element is, once it is in sight.
+    /// Where the middle of an element is, once it is in sight. A page takes no input before it is painted.
     #[track_caller]
     pub fn middle(&mut self, selector: &str) -> [f64; 2] {
+        self.wait_for("document.readyState === 'complete'");
         let place = self.eval(&format!(
-            "(() => {{ const found = document.querySelector({selector:?}); found.scrollIntoView({{block: 'center'}}); \
+            "(async () => {{ const frame = () => new Promise(requestAnimationFrame); await frame(); await frame(); \
+             const found = document.querySelector({selector:?}); found.scrollIntoView({{block: 'center'}}); \
              const box = found.getBoundingClientRect(); return [box.x + box.width / 2, box.y + box.height / 2]; }})()"
         ));
         [0, 1].map(|at| place[at].as_f64().unwrap())
