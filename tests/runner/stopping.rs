@@ -331,7 +331,7 @@ fn copied() {
     assert_eq!((of_backup(&["rm", &id]).0, backup.join(&id).exists()), (Some(0), false));
     // Beside the run, where six of them may come first in the folder.
     (0..6).for_each(|at| copy(&runs.join(&id), &runs.join(format!("older-{at}"))));
-    folder.pipe(&["ls"]).exits(0).prints("older-3").prints(&format!("it is a copy of the run {id}"));
+    folder.pipe(&["show", "older-3"]).exits(0).prints(&format!("it is a copy of the run {id}"));
     folder.pipe(&["resume", "older-3"]).exits(1).says("is a copy of the run in");
     folder.pipe(&["rm", "--left-behind"]).exits(0);
     (0..6).for_each(|at| drop(folder.pipe(&["rm", &format!("older-{at}")]).exits(0)));
