@@ -176,7 +176,7 @@ pub fn list() -> Result<Vec<Listed>, Error> {
     Ok(found)
 }
 
-/// Of several folders with one run, that with its name has it. The others are copies, and have the names of their folders.
+/// Where several folders have one run, it is that of the folder with its name. The others are copies, and have the names of their folders.
 fn name_copies(found: &mut [Listed]) {
     let mut counts: HashMap<String, u32> = HashMap::new();
     found.iter().for_each(|run| *counts.entry(run.state.id.clone()).or_default() += 1);
