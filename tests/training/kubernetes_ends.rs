@@ -287,17 +287,17 @@ fn stopped_while_away(namespace: &Namespace, job: &dyn Fn(&str, &Folder)) {
 }
 
 fn stopped_and_killed(namespace: &Namespace) {
-    stop_and_kill(namespace, &training(namespace, ""));
+    stop_and_kill(namespace, &training(namespace, ""), 1);
 }
 
 /// On a volume, where pods of both nodes read what the first one wrote.
 fn two_stopped_and_killed(namespace: &Namespace) {
     let claim = namespace.claim();
-    stop_and_kill(namespace, &training(namespace, "kubernetes: {nodes: 2, volume: claim/training}\n"));
+    stop_and_kill(namespace, &training(namespace, "kubernetes: {nodes: 2, volume: claim/training}\n"), 2);
     drop(claim);
 }
 
-fn stop_and_kill(namespace: &Namespace, folder: &Folder) {
+fn stop_and_kill(namespace: &Namespace, folder: &Folder, pods: usize) {
     let running = folder.start(&["run", "t5.yaml"]);
     folder.wait_for_log(1, "\"step\":6,");
     folder.pipe(&["stop", "t5"]).exits(0).prints("stopped");
@@ -310,7 +310,7 @@ fn stop_and_kill(namespace: &Namespace, folder: &Folder) {
     // Another namespace is the current one by now.
     namespace.cluster.ask("user", &[&namespace.user(), "default"]);
     let left = folder.pipe(&["ls", "--json"]).exits(0).json();
-    assert_eq!(left[0]["left_behind"].as_array().map(Vec::len), Some(1), "{left:#}");
+    assert_eq!(left[0]["left_behind"].as_array().map(Vec::len), Some(pods), "{left:#}");
     folder.pipe(&["resume"]).exits(0);
     namespace.cluster.ask("user", &[&namespace.user(), &namespace.name]);
     assert_eq!(attempts(folder).len(), 2, "the pod went on");
