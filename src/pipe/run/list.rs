@@ -74,17 +74,18 @@ impl Listed {
         RunFolder::new(&self.folder)
     }
 
-    /// The folder of the run that this one is a copy of, while it is there. What belongs to that run, such as its containers, is no matter
-    /// of the copy.
+    /// The folder of the run that this one is a copy of, if that one is not over, or beside it. What belongs to that run, such as its
+    /// containers, is no matter of the copy.
     pub fn original(&self) -> Option<PathBuf> {
         let own = read_state(&self.folder()).ok()?;
         let beside = self.folder().path().with_file_name(&own.id);
+        let inode = |path: &Path| path.metadata().map(|found| (found.dev(), found.ino())).ok();
         let is_original = |path: &PathBuf| {
-            let inode = |path: &Path| path.metadata().map(|found| (found.dev(), found.ino())).ok();
             let there = read_state(&RunFolder::new(path)).ok().filter(|there| there.id == own.id);
-            there.is_some() && inode(path) != inode(self.folder().path())
+            let counts = |there: RunState| *path == beside || there.status == Status::Running;
+            there.is_some_and(counts) && inode(path) != inode(self.folder().path())
         };
-        [own.home, beside].into_iter().find(is_original)
+        [&own.home, &beside].into_iter().find(|path| is_original(path)).cloned()
     }
 
     pub fn check_is_no_copy(&self) -> Result<(), Error> {
