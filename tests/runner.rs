@@ -80,6 +80,8 @@ mod tracking;
 mod tune;
 #[path = "runner/ui.rs"]
 mod ui;
+#[path = "runner/ui_in_a_browser.rs"]
+mod ui_in_a_browser;
 #[path = "runner/untrusted_input.rs"]
 mod untrusted_input;
 #[path = "runner/walk.rs"]
@@ -128,6 +130,7 @@ fn main() -> ExitCode {
     ledger::tests(&mut suite);
     terminal::tests(&mut suite);
     ui::tests(&mut suite);
+    ui_in_a_browser::tests(&mut suite);
     untrusted_input::tests(&mut suite);
     sizes::tests(&mut suite);
     walls::tests(&mut suite);

@@ -158,7 +158,11 @@ pub struct RunCopy {
 impl RunCopy {
     /// Reads the copy of a run, which need not be there.
     pub fn read(address: BucketAddress, known: &Variables) -> Result<Self, Failure> {
-        let bucket = Bucket::open(&address, known)?;
+        Self::read_in(Bucket::open(&address, known)?, address)
+    }
+
+    /// The same in a bucket that is open.
+    pub fn read_in(bucket: Bucket, address: BucketAddress) -> Result<Self, Failure> {
         let (mut manifest, mut version, mut age) = (Manifest::default(), None, None);
         if let Some(content) = bucket.read(&address.join(MANIFEST), MANIFEST_LIMIT)? {
             let unreadable = || {

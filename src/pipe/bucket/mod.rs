@@ -1,9 +1,10 @@
 //! Buckets of S3, Google Cloud Storage and Azure: lists, reads and writes objects, and says what to do where a service refuses.
 //!
 //! The crate `object_store` speaks the protocols; its requests go through `connector`. `credentials` finds keys. `mirror` copies a
-//! run to a bucket while it trains, `restore` brings it back. Knows nothing of pipelines: `input::hub` reads data and models.
+//! run to a bucket while it trains, `restore` brings it back, `copies` shows it elsewhere. Knows nothing of pipelines: `input::hub` reads data and models.
 
 mod connector;
+pub mod copies;
 mod credentials;
 pub mod mirror;
 pub mod restore;
@@ -19,7 +20,8 @@ use futures_util::StreamExt;
 use object_store::list::PaginatedListOptions;
 use object_store::path::Path;
 use object_store::{
-    GetOptions, GetResult, ObjectMeta, ObjectStoreExt, PutMode, PutOptions, PutPayload, RetryConfig, UpdateVersion,
+    GetOptions, GetResult, ObjectMeta, ObjectStoreExt, PutMode, PutOptions, PutPayload, RetryConfig,
+    UpdateVersion,
 };
 use pipe_spec::Variables;
 use pipe_spec::bucket::{BucketAddress, Scheme};
@@ -141,18 +143,30 @@ impl Bucket {
     /// The objects whose path begins with `prefix`; without `deep` those alone whose path goes on without a slash. With `most`,
     /// the first ones alone.
     pub fn list(&self, prefix: &str, deep: bool, most: Option<usize>) -> Result<Vec<Object>, Failure> {
+        Ok(self.listed(prefix, deep, most)?.0)
+    }
+
+    /// The names of what has objects below it, directly below `prefix`, which ends with a slash or is empty.
+    pub fn folders(&self, prefix: &str) -> Result<Vec<String>, Failure> {
+        let (_, found) = self.listed(prefix, false, None)?;
+        Ok(found.iter().filter_map(|folder| folder.filename().map(str::to_owned)).collect())
+    }
+
+    /// Objects and folders.
+    fn listed(&self, prefix: &str, deep: bool, most: Option<usize>) -> Result<(Vec<Object>, Vec<Path>), Failure> {
         let (store, text) = (self.store.clone(), prefix.to_owned());
         let found = wait(async move {
-            let (mut objects, mut page_token) = (Vec::new(), None);
+            let (mut objects, mut folders, mut page_token) = (Vec::new(), Vec::new(), None);
             loop {
                 let delimiter = (!deep).then(|| "/".into());
                 let options = PaginatedListOptions { delimiter, page_token, max_keys: most, ..Default::default() };
                 let prefix = Some(text.as_str()).filter(|prefix| !prefix.is_empty());
                 let page = store.lists.list_paginated(prefix, options).await?;
                 objects.extend(page.result.objects.into_iter().map(Object::from));
+                folders.extend(page.result.common_prefixes);
                 page_token = page.page_token;
                 if page_token.is_none() || most.is_some() {
-                    return Ok(objects);
+                    return Ok((objects, folders));
                 }
             }
         });

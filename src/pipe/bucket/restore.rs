@@ -87,10 +87,11 @@ fn adopt(folder: &RunFolder, home: &Path) -> Result<(), Error> {
     write_json(&folder.state(), &state)
 }
 
-struct Download<'a> {
-    copy: &'a RunCopy,
-    folder: &'a RunFolder,
-    progress: &'a FetchProgress,
+/// Fetches files of a run from its bucket to a folder.
+pub struct Download<'a> {
+    pub copy: &'a RunCopy,
+    pub folder: &'a RunFolder,
+    pub progress: &'a FetchProgress,
 }
 
 impl Download<'_> {
@@ -144,7 +145,7 @@ impl Download<'_> {
 
     /// Fetches files that are not here yet, several at a time. Those whose content is another than was stored are removed, and
     /// returned.
-    fn fetch(&self, files: &[&StoredFile]) -> Result<Vec<String>, Error> {
+    pub fn fetch(&self, files: &[&StoredFile]) -> Result<Vec<String>, Error> {
         let is_here = |file: &StoredFile| hash_of(&self.path(file)).is_ok_and(|hash| hash == file.hash);
         let missing: Vec<&StoredFile> = files.iter().copied().filter(|file| !is_here(file)).collect();
         if missing.is_empty() {
@@ -194,7 +195,7 @@ impl Download<'_> {
         self.folder.path().join(&file.path)
     }
 
-    /// Fetches one file; false where it is not what was stored.
+    /// Fetches one file, which is there as a whole or not at all; false where it is not what was stored.
     fn fetch_one(&self, file: &StoredFile, index: usize) -> Result<bool, Error> {
         let is_inside = file.path.split('/').all(|part| !matches!(part, "" | "." | ".."));
         if !is_inside || file.path.contains('\0') {
@@ -203,7 +204,9 @@ impl Download<'_> {
         let path = self.path(file);
         let fail = |source| self.write_error(&path, source);
         std::fs::create_dir_all(path.parent().unwrap_or(&path)).map_err(fail)?;
-        let mut written = File::create(&path).map_err(fail)?;
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let staged = path.with_file_name(format!(".{name}.part"));
+        let mut written = File::create(&staged).map_err(fail)?;
         let mut hasher = blake3::Hasher::new();
         let mut size = 0;
         let own = [file.path.clone()];
@@ -235,8 +238,9 @@ impl Download<'_> {
         }
         written.sync_all().map_err(fail)?;
         let is_whole = size == file.size && hasher.finalize().to_hex().as_str() == file.hash;
-        if !is_whole {
-            std::fs::remove_file(&path).map_err(fail)?;
+        match is_whole {
+            true => std::fs::rename(&staged, &path).map_err(fail)?,
+            false => std::fs::remove_file(&staged).map_err(fail)?,
         }
         Ok(is_whole)
     }

@@ -222,9 +222,9 @@ pub struct RmArgs {
 
 #[derive(Args)]
 pub struct UiArgs {
-    /// Show the runs of these folders too, beside those of PIPE_RUNS
+    /// Show the runs of these folders too, beside those of PIPE_RUNS; s3://, gs:// or az:// for the copies of `save.to`
     #[arg(value_name = "FOLDER")]
-    folders: Vec<PathBuf>,
+    folders: Vec<String>,
     /// Listen at this address instead of 127.0.0.1:7473; port 0 is any free one
     #[arg(long, value_name = "ADDRESS:PORT")]
     listen: Option<SocketAddr>,
@@ -243,7 +243,6 @@ impl UiArgs {
     pub fn options(self) -> UiOptions {
         let Self { folders, listen, proxy, read_only, open } = self;
         let runs = absolute(&runs_folder());
-        let others = folders.iter().map(|folder| absolute(folder)).collect();
-        UiOptions { listen, proxy, read_only, open, runs, others, variables: Variables::of_process(None) }
+        UiOptions { listen, proxy, read_only, open, runs, others: folders, variables: Variables::of_process(None) }
     }
 }

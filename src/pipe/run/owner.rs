@@ -76,6 +76,11 @@ impl Owner {
         Ok(Self { locked: file, heartbeat: Some((end, thread)) })
     }
 
+    /// What the file of the owner has in a copy of a run: the process lives elsewhere, as long as this is written again.
+    pub fn text_of_copy(pid: u32, host: &str) -> String {
+        format!("{pid} {}-by-bucket\n", host.replace(char::is_whitespace, "-"))
+    }
+
     /// Whether a live process owns the run. The check uses a shared lock, so that two checks do not see each other.
     pub fn exists(folder: &RunFolder) -> bool {
         let path = folder.owner();

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 use std::process::Stdio;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use pipe_spec::Status;
 use pipe_spec::pipeline::CommandLine;
@@ -13,13 +13,12 @@ use super::changes::What;
 use super::door::secret;
 use super::index::Row;
 use super::page::{NotFound, Page, Parts, run_address};
-use super::request::{Params, encode};
+use super::request::{Asked, Params, encode};
 use crate::report::html::markup::escape;
 use crate::report::visible;
 use crate::run;
 
-/// Acts that are remembered, and bytes of what one of them says.
-const MAX_ACTS: usize = 100;
+/// Bytes of what a command says.
 const MAX_OUTPUT: u64 = 64 << 10;
 
 /// Something that can be done to a run.
@@ -65,30 +64,37 @@ const ACTS: [Act; 4] = [
 ];
 
 /// The acts since the server began.
-#[derive(Default)]
-pub struct Acts(Mutex<Vec<Done>>);
+pub type Acts = Asked<Done, 100>;
 
 #[derive(Clone)]
-struct Done {
-    number: u64,
-    /// The number of the form that asked for it.
-    form: String,
+pub struct Done {
     /// The run that it is done to; absent where it starts one.
     run: Option<String>,
     command: String,
+    /// Whether it ends a run at once, which one that saves still allows.
+    is_at_once: bool,
     /// Absent while it lasts.
     end: Option<End>,
 }
 
+impl Done {
+    /// Why another act has to wait for this one.
+    fn refusal(&self, other: &Self) -> Option<String> {
+        let is_same = self.end.is_none() && self.run.is_some() && self.run == other.run;
+        let is_sooner = other.is_at_once && !self.is_at_once;
+        (is_same && !is_sooner).then(|| format!("`{}` is still being done.", self.command))
+    }
+}
+
 #[derive(Clone)]
-struct End {
+pub struct End {
     succeeded: bool,
     output: String,
 }
 
 /// Links to what can be done to a run.
 pub fn buttons(ui: &Ui, row: &Row) -> String {
-    if ui.read_only || !row.is_own {
+    if check_own(ui, row).is_err() {
         return String::new();
     }
     let link = |act: &Act| {
@@ -154,6 +160,9 @@ pub fn check_own(ui: &Ui, row: &Row) -> Result<(), String> {
     if ui.read_only {
         return Err("This server was started with --read-only: nothing can be done to runs.".to_owned());
     }
+    if let Some(address) = &row.bucket {
+        return Err(format!("This is a copy from a bucket: `pipe resume {address}` takes the run over."));
+    }
     if !row.is_own {
         return Err("The folder of this run has another name than the run in it: no command finds it.".to_owned());
     }
@@ -183,7 +192,7 @@ fn past(name: &str) -> &'static str {
 pub async fn begin(ui: &Arc<Ui>, params: &Params) -> Result<u64, String> {
     let (act, key) = (find(params)?, params.get("run").unwrap_or_default());
     let form = params.get("form").ok_or("The form is not complete.")?;
-    if let Some(known) = ui.acts.of_form(form) {
+    if let Some(known) = ui.acts.number_of(form) {
         return Ok(known);
     }
     let row = ui.row(key).map_err(|NotFound(why)| why)?;
@@ -201,57 +210,19 @@ pub fn start(
     arguments: Vec<String>,
 ) -> Result<u64, String> {
     let runs = row.map_or(&*ui.runs, Row::runs).to_owned();
-    let done = Done { number: 0, form: form.to_owned(), run: row.map(|row| row.key.clone()), command, end: None };
-    let (number, is_new) = ui.acts.add(done)?;
+    let is_at_once = arguments.iter().take(2).eq(["stop", "--now"]);
+    let done = Done { run: row.map(|row| row.key.clone()), command, is_at_once, end: None };
+    let (number, is_new) = ui.acts.add(form, done.clone(), |known| known.refusal(&done))?;
     if is_new {
         let ui = ui.clone();
         tokio::spawn(async move {
             let end = carry_out(&runs, &arguments).await;
-            ui.acts.end(number, end);
+            ui.acts.change(number, |done| done.end = Some(end.clone()));
             let news = [(format!("act {number}"), What::Run)].into();
             ui.changes.news.send(Arc::new(news)).ok();
         });
     }
     Ok(number)
-}
-
-impl Acts {
-    fn of_form(&self, form: &str) -> Option<u64> {
-        let acts = self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        acts.iter().find(|done| done.form == form).map(|done| done.number)
-    }
-
-    /// Its number, and whether it is new: a form that was sent twice is one act.
-    fn add(&self, mut done: Done) -> Result<(u64, bool), String> {
-        let mut acts = self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        if let Some(known) = acts.iter().find(|known| known.form == done.form) {
-            return Ok((known.number, false));
-        }
-        // A run that saves can still be stopped at once.
-        let is_at_once = |command: &str| command.starts_with("pipe stop --now ");
-        let is_sooner = |known: &Done| is_at_once(&done.command) && !is_at_once(&known.command);
-        let is_same =
-            |known: &&Done| known.end.is_none() && known.run.is_some() && known.run == done.run && !is_sooner(known);
-        if let Some(lasts) = acts.iter().find(is_same) {
-            return Err(format!("`{}` is still being done.", lasts.command));
-        }
-        done.number = acts.last().map_or(1, |last| last.number + 1);
-        let number = done.number;
-        acts.push(done);
-        let many = acts.len().saturating_sub(MAX_ACTS);
-        acts.drain(..many);
-        Ok((number, true))
-    }
-
-    fn end(&self, number: u64, end: End) {
-        let mut acts = self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        acts.iter_mut().filter(|done| done.number == number).for_each(|done| done.end = Some(end.clone()));
-    }
-
-    fn get(&self, number: u64) -> Option<Done> {
-        let acts = self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        acts.iter().find(|done| done.number == number).cloned()
-    }
 }
 
 async fn carry_out(runs: &Path, arguments: &[String]) -> End {
@@ -327,24 +298,23 @@ mod tests {
     #[test]
     fn a_form_is_carried_out_once() {
         let acts = Acts::default();
-        let done = |form: &str, run: &str| Done {
-            number: 0,
-            form: form.to_owned(),
-            run: Some(run.to_owned()),
-            command: "pipe stop a".to_owned(),
-            end: None,
+        let add = |form: &str, run: &str, is_at_once: bool| {
+            let done = Done { run: Some(run.to_owned()), command: "pipe stop a".to_owned(), is_at_once, end: None };
+            acts.add(form, done.clone(), |known| known.refusal(&done))
         };
-        assert_eq!(acts.add(done("1", "a")), Ok((1, true)));
-        assert_eq!(acts.add(done("1", "a")), Ok((1, false)));
-        assert!(acts.add(done("2", "a")).is_err());
-        let at_once = |form: &str| Done { command: "pipe stop --now a".to_owned(), ..done(form, "a") };
-        assert_eq!(acts.add(at_once("2")), Ok((2, true)));
-        assert!(acts.add(at_once("4")).is_err());
-        acts.end(2, End { succeeded: true, output: String::new() });
-        assert_eq!(acts.add(done("5", "b")), Ok((3, true)));
-        acts.end(1, End { succeeded: true, output: String::new() });
-        assert_eq!(acts.add(done("3", "a")), Ok((4, true)));
-        assert_eq!((acts.of_form("1"), acts.of_form("9")), (Some(1), None));
+        let end = |number: u64| {
+            acts.change(number, |done| done.end = Some(End { succeeded: true, output: String::new() }));
+        };
+        assert_eq!(add("1", "a", false), Ok((1, true)));
+        assert_eq!(add("1", "a", false), Ok((1, false)));
+        assert!(add("2", "a", false).is_err());
+        assert_eq!(add("2", "a", true), Ok((2, true)));
+        assert!(add("4", "a", true).is_err());
+        end(2);
+        assert_eq!(add("5", "b", false), Ok((3, true)));
+        end(1);
+        assert_eq!(add("3", "a", false), Ok((4, true)));
+        assert_eq!((acts.number_of("1"), acts.number_of("9")), (Some(1), None));
     }
 
     #[test]

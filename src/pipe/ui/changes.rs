@@ -76,7 +76,7 @@ impl Changes {
             wake: Notify::new(),
             news: broadcast::channel(BACKLOG).0,
         };
-        folders.iter().for_each(|(label, path)| changes.watch(path, Place::Runs(label.clone())));
+        folders.iter().for_each(|folder| changes.watch(&folder.path, Place::Runs(folder.label.clone())));
         changes
     }
 

@@ -12,7 +12,7 @@ use pipe_spec::run::{RunResult, StageStatus};
 use pipe_spec::{EventKind, RunFolder, RunState, Status};
 
 use super::changes::{Changes, What};
-use super::folders::{Folders, key_of};
+use super::folders::{Folders, RunsFolder, key_of};
 use super::progress::Progress;
 use crate::report::bounded;
 use crate::run::{Listed, Notes, result};
@@ -35,6 +35,8 @@ pub struct Row {
     pub path: PathBuf,
     /// Whether commands find it by the name of its folder.
     pub is_own: bool,
+    /// Where it is in a bucket, where the folder is a copy from there.
+    pub bucket: Option<String>,
     pub name: String,
     pub status: Status,
     pub created: f64,
@@ -129,7 +131,7 @@ impl Index {
 
     /// The keys of all folders that may be runs.
     fn names(&self) -> Vec<String> {
-        let names_in = |(label, path): &(String, PathBuf)| {
+        let names_in = |RunsFolder { label, path, .. }: &RunsFolder| {
             let entries = std::fs::read_dir(path).into_iter().flatten().flatten();
             let names = entries.filter(|entry| entry.path().is_dir()).map(|entry| entry.file_name());
             let names = names.filter_map(|name| name.into_string().ok()).filter(|name| !name.starts_with('.'));
@@ -156,7 +158,8 @@ impl Index {
             } else {
                 progress = None;
             }
-            Some(row(key, path.clone(), &listed, progress.as_ref()))
+            let bucket = self.folders.address(key).map(|address| address.to_string());
+            Some(Row { bucket, ..row(key, path.clone(), &listed, progress.as_ref()) })
         }));
         self.live.extend(progress.map(|progress| (key.to_owned(), progress)));
         row.unwrap_or_else(|_| Some(unreadable(key, path.clone(), "this folder cannot be read")))
@@ -168,6 +171,7 @@ fn unreadable(key: &str, path: PathBuf, why: &str) -> Row {
         key: key.to_owned(),
         path,
         is_own: false,
+        bucket: None,
         name: bounded(key, TEXT),
         status: Status::Unknown,
         created: 0.0,
@@ -209,6 +213,7 @@ fn row(key: &str, path: PathBuf, listed: &Listed, live: Option<&Progress>) -> Ro
     Row {
         key: key.to_owned(),
         is_own: key.rsplit('/').next() == Some(state.id.as_str()),
+        bucket: None,
         path,
         name: bounded(&state.name, TEXT),
         status: state.status,

@@ -40,6 +40,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use futures_util::stream;
 use pipe_spec::Variables;
+use pipe_spec::bucket::BucketAddress;
 use tempfile::NamedTempFile;
 use tokio::sync::{Semaphore, broadcast};
 
@@ -53,7 +54,7 @@ use self::request::{Params, Upload};
 use crate::error::Error;
 use crate::report::{print, say};
 use crate::system::digests::cache_folder;
-use crate::system::interrupt::Interrupts;
+use crate::system::interrupt::{self, Interrupts};
 
 /// Where the server listens unless it is told, if nothing else does.
 const DEFAULT_PORT: u16 = 7473;
@@ -78,8 +79,8 @@ pub struct UiOptions {
     pub open: bool,
     /// The folder of the runs.
     pub runs: PathBuf,
-    /// More folders, whose runs are shown too.
-    pub others: Vec<PathBuf>,
+    /// More folders, here or in buckets, whose runs are shown too.
+    pub others: Vec<String>,
     /// Those that pipelines may name. No value of one is shown.
     pub variables: Variables,
 }
@@ -109,10 +110,15 @@ pub async fn serve(options: UiOptions) -> Result<(), Error> {
     if !options.read_only {
         std::fs::create_dir_all(&options.runs).map_err(|source| Error::Write { path: options.runs.clone(), source })?;
     }
-    for path in &options.others {
-        std::fs::read_dir(path).map_err(|source| Error::Read { path: path.clone(), source })?;
-    }
-    let folders = Arc::new(Folders::new(&options.runs, &options.others));
+    // Removed when the server ends.
+    let has_bucket = options.others.iter().any(|text| BucketAddress::is_meant(text));
+    let copies = has_bucket.then(|| tempfile::Builder::new().prefix("pipe-ui-").tempdir()).transpose();
+    let copies = copies.map_err(|source| Error::Write { path: std::env::temp_dir(), source })?;
+    let kept = copies.as_ref().map_or(PathBuf::new(), |folder| folder.path().to_owned());
+    let (given, variables) = (options.others, options.variables.clone());
+    let open = move || given.iter().map(|text| folders::open(text, &kept, &variables)).collect::<Result<Vec<_>, _>>();
+    let others = interrupt::run_interruptibly(&mut interrupts, open).await?;
+    let folders = Arc::new(Folders::new(&options.runs, others));
     let ui = Arc::new(Ui {
         index: Mutex::new(Index::new(folders.clone())),
         changes: Changes::new(folders.clone()),
@@ -357,7 +363,7 @@ async fn prediction(State(ui): Shared, PathOf(number): PathOf<u64>, headers: Hea
 async fn cancel(State(ui): Shared, form: Bytes) -> Response {
     let params = Params::read(&String::from_utf8_lossy(&form));
     let number = params.number("number").unwrap_or_default() as u64;
-    ui.predictions.cancel(number);
+    ui.predictions.change(number, |asked| asked.cancel());
     redirect(&ui, &format!("prediction/{number}"))
 }
 

@@ -129,10 +129,10 @@ pub fn answer_page(ui: &Ui, number: u64, parts: Parts) -> Result<String, NotFoun
     let none = || NotFound("There is no prediction with this number.".to_owned());
     let prediction = ui.predictions.get(number).ok_or_else(none)?;
     let (row, subject) = find(ui, &prediction.run).map_err(NotFound)?;
-    Ok(page(ui, parts, &row, &subject, Some(&prediction)))
+    Ok(page(ui, parts, &row, &subject, Some((number, &prediction))))
 }
 
-fn page(ui: &Ui, mut parts: Parts, row: &Row, subject: &Subject, asked: Option<&Prediction>) -> String {
+fn page(ui: &Ui, mut parts: Parts, row: &Row, subject: &Subject, asked: Option<(u64, &Prediction)>) -> String {
     let fields = fields(subject);
     parts.fixed(|| {
         let (address, key) = (escape(&run_address(&row.key)), escape(&row.key));
@@ -140,11 +140,11 @@ fn page(ui: &Ui, mut parts: Parts, row: &Row, subject: &Subject, asked: Option<&
             "<p class=\"crumb\"><a href=\"{address}\">{key}</a></p><header><h1>Try the model</h1>\
              <p class=\"note\">Task: {}. <code>pipe predict</code> computes the answer.</p></header>{}",
             subject.task().name(),
-            fields_form(row, &fields, asked)
+            fields_form(row, &fields, asked.map(|(_, asked)| asked))
         )
     });
-    parts.live("answer", || asked.map_or(String::new(), answer));
-    let events = asked.map(|asked| format!("?run={}", encode(&format!("prediction {}", asked.number))));
+    parts.live("answer", || asked.map_or(String::new(), |(number, asked)| answer(number, asked)));
+    let events = asked.map(|(number, _)| format!("?run={}", encode(&format!("prediction {number}"))));
     Page { title: "Try the model", entry: "Runs", events }.render(ui, parts)
 }
 
@@ -195,9 +195,9 @@ pub fn begin(ui: &Arc<Ui>, sent: &Upload) -> Result<u64, String> {
     let files = tempfile::Builder::new().prefix("pipe-try-").tempdir().map_err(|error| error.to_string())?;
     let (data, values, text) = write_row(&fields, sent, files.path())?;
     let form = format!("{} {}", sent.text("form"), blake3::hash(sent.content()).to_hex());
-    let mut new = Prediction::new(form, row.key.clone(), values, !sent.text("cpu").is_empty(), text);
+    let mut new = Prediction::new(row.key.clone(), values, !sent.text("cpu").is_empty(), text);
     new.picture = picture_address(&fields, sent);
-    predictions::start(ui, &row.path, Files { folder: files, data }, new)
+    predictions::start(ui, &form, &row.path, Files { folder: files, data }, new)
 }
 
 /// The picture that was sent, as the address of an image.
@@ -253,12 +253,11 @@ fn cell(kind: &Kind, text: String) -> Value {
 }
 
 /// The answer, why there is none, or that it is not there yet.
-fn answer(asked: &Prediction) -> String {
+fn answer(number: u64, asked: &Prediction) -> String {
     let content = match &asked.end {
         None => format!(
-            "<h2>Working ...</h2><form method=\"post\" action=\"cancel\"><input type=\"hidden\" name=\"number\" value=\"{}\">\
-             <p class=\"acts\"><button type=\"submit\">Cancel</button></p></form>",
-            asked.number
+            "<h2>Working ...</h2><form method=\"post\" action=\"cancel\"><input type=\"hidden\" name=\"number\" value=\"{number}\">\
+             <p class=\"acts\"><button type=\"submit\">Cancel</button></p></form>"
         ),
         Some(End::Failed(why)) => {
             format!("<h2>No answer</h2><pre class=\"command failed\">{}</pre>", escape(why))

@@ -3,7 +3,7 @@
 
 use std::path::Path;
 use std::process::Stdio;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use pipe_spec::pipeline::CommandLine;
@@ -13,24 +13,19 @@ use tokio::sync::Notify;
 use super::Ui;
 use super::acts::read;
 use super::changes::What;
+use super::request::Asked;
 use crate::report::visible;
 
-/// Predictions that are remembered.
-const MAX: usize = 20;
 /// How long one may take, and how long it may take to end after that.
 const LIMIT: Duration = Duration::from_secs(300);
 const GRACE: Duration = Duration::from_secs(20);
 
-/// The predictions since the server began, the newest last.
-#[derive(Default)]
-pub struct Predictions(Mutex<Vec<Prediction>>);
+/// The predictions since the server began.
+pub type Predictions = Asked<Prediction, 20>;
 
 /// One prediction, and what was asked.
 #[derive(Clone)]
 pub struct Prediction {
-    pub number: u64,
-    /// The form that asked for it.
-    pub form: String,
     pub run: String,
     /// The values of the form, by the numbers of its fields.
     pub values: Vec<String>,
@@ -61,51 +56,24 @@ pub struct Files {
 }
 
 impl Prediction {
-    pub fn new(form: String, run: String, values: Vec<String>, on_cpu: bool, row: String) -> Self {
+    pub fn new(run: String, values: Vec<String>, on_cpu: bool, row: String) -> Self {
         let (command, cancel) = (String::new(), Arc::default());
-        Self { number: 0, form, run, values, on_cpu, command, row, picture: None, end: None, cancel }
-    }
-}
-
-impl Predictions {
-    pub fn get(&self, number: u64) -> Option<Prediction> {
-        self.lock().iter().find(|known| known.number == number).cloned()
+        Self { run, values, on_cpu, command, row, picture: None, end: None, cancel }
     }
 
     /// Ends it, if it has not ended.
-    pub fn cancel(&self, number: u64) {
-        self.lock().iter().filter(|known| known.number == number).for_each(|known| known.cancel.notify_one());
+    pub fn cancel(&self) {
+        self.cancel.notify_one();
     }
 
-    /// Its number, and whether it is new: a form that was sent twice asks once.
-    fn add(&self, mut new: Prediction) -> Result<(u64, bool), String> {
-        let mut all = self.lock();
-        if let Some(known) = all.iter().find(|known| known.form == new.form) {
-            return Ok((known.number, false));
-        }
-        if let Some(lasts) = all.iter().find(|known| known.end.is_none()) {
-            return Err(format!("Another prediction is not done yet, by the model of {}.", lasts.run));
-        }
-        new.number = all.last().map_or(1, |last| last.number + 1);
-        let number = new.number;
-        all.push(new);
-        let many = all.len().saturating_sub(MAX);
-        all.drain(..many);
-        Ok((number, true))
-    }
-
-    fn end(&self, number: u64, end: End) {
-        let mut all = self.lock();
-        all.iter_mut().filter(|known| known.number == number).for_each(|known| known.end = Some(end.clone()));
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Prediction>> {
-        self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    /// Why another one has to wait for this one.
+    fn refusal(&self) -> Option<String> {
+        self.end.is_none().then(|| format!("Another prediction is not done yet, by the model of {}.", self.run))
     }
 }
 
 /// Starts it, and returns its number.
-pub fn start(ui: &Arc<Ui>, run: &Path, files: Files, mut new: Prediction) -> Result<u64, String> {
+pub fn start(ui: &Arc<Ui>, form: &str, run: &Path, files: Files, mut new: Prediction) -> Result<u64, String> {
     let options: &[&str] = if new.on_cpu { &["--cpu"] } else { &[] };
     let words = |data: &str| -> Vec<String> {
         let words = ["predict", "--data", data].into_iter().chain(options.iter().copied()).chain(["--"]);
@@ -115,14 +83,14 @@ pub fn start(ui: &Arc<Ui>, run: &Path, files: Files, mut new: Prediction) -> Res
     let arguments = words(&files.folder.path().join(files.data).display().to_string());
     new.command = format!("pipe {}", shown.join(" "));
     let (cancel, runs) = (new.cancel.clone(), run.parent().unwrap_or(run).to_owned());
-    let (number, is_new) = ui.predictions.add(new)?;
+    let (number, is_new) = ui.predictions.add(form, new, Prediction::refusal)?;
     if is_new {
         let ui = ui.clone();
         tokio::spawn(async move {
             let end = predict(&runs, &arguments, &cancel).await.unwrap_or_else(|error| End::Failed(error.to_string()));
             let end = without_folder(end, files.folder.path());
             drop(files);
-            ui.predictions.end(number, end);
+            ui.predictions.change(number, |asked| asked.end = Some(end.clone()));
             let news = [(format!("prediction {number}"), What::Run)].into();
             ui.changes.news.send(Arc::new(news)).ok();
         });
@@ -172,15 +140,19 @@ mod tests {
     #[test]
     fn one_at_a_time() {
         let all = Predictions::default();
-        let new = |form: &str| Prediction::new(form.to_owned(), "r".to_owned(), Vec::new(), false, String::new());
-        assert_eq!((all.add(new("a")), all.add(new("a"))), (Ok((1, true)), Ok((1, false))));
-        assert!(all.add(new("b")).is_err());
-        all.end(1, End::Failed(String::new()));
-        assert_eq!(all.add(new("b")), Ok((2, true)));
+        let add = |form: &str| {
+            let new = Prediction::new("r".to_owned(), Vec::new(), false, String::new());
+            all.add(form, new, Prediction::refusal)
+        };
+        let end = |number: u64| all.change(number, |asked| asked.end = Some(End::Answer(String::new())));
+        assert_eq!((add("a"), add("a")), (Ok((1, true)), Ok((1, false))));
+        assert!(add("b").is_err());
+        end(1);
+        assert_eq!(add("b"), Ok((2, true)));
         for number in 3..40 {
-            all.end(number - 1, End::Answer(String::new()));
-            assert_eq!(all.add(new(&number.to_string())), Ok((number, true)));
+            end(number - 1);
+            assert_eq!(add(&number.to_string()), Ok((number, true)));
         }
-        assert!(all.get(19).is_none() && all.get(20).is_some() && all.lock().len() == MAX);
+        assert!(all.get(19).is_none() && all.get(20).is_some());
     }
 }

@@ -1,5 +1,7 @@
 //! Requests of a browser: the names and values of an address or a form.
 
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
 use percent_encoding::percent_decode_str;
 
 /// Names and values that are read, at most.
@@ -39,6 +41,55 @@ impl Params {
         let pairs = kept.chain([&new].into_iter().filter(|new| !new.1.is_empty()));
         let text: Vec<String> = pairs.map(|(name, value)| format!("{}={}", encode(name), encode(value))).collect();
         format!("?{}", text.join("&"))
+    }
+}
+
+/// What forms have asked for, the newest `MOST`, each with a number. A form that is sent twice asks once.
+pub struct Asked<T, const MOST: usize>(Mutex<Vec<OfForm<T>>>);
+
+struct OfForm<T> {
+    number: u64,
+    form: String,
+    what: T,
+}
+
+impl<T, const MOST: usize> Default for Asked<T, MOST> {
+    fn default() -> Self {
+        Self(Mutex::default())
+    }
+}
+
+impl<T: Clone, const MOST: usize> Asked<T, MOST> {
+    pub fn number_of(&self, form: &str) -> Option<u64> {
+        self.lock().iter().find(|known| known.form == form).map(|known| known.number)
+    }
+
+    /// Its number, and whether it is new. `refusal` says why it has to wait for another one.
+    pub fn add(&self, form: &str, what: T, refusal: impl Fn(&T) -> Option<String>) -> Result<(u64, bool), String> {
+        let mut all = self.lock();
+        if let Some(known) = all.iter().find(|known| known.form == form) {
+            return Ok((known.number, false));
+        }
+        if let Some(why) = all.iter().find_map(|known| refusal(&known.what)) {
+            return Err(why);
+        }
+        let number = all.last().map_or(1, |last| last.number + 1);
+        all.push(OfForm { number, form: form.to_owned(), what });
+        let many = all.len().saturating_sub(MOST);
+        all.drain(..many);
+        Ok((number, true))
+    }
+
+    pub fn get(&self, number: u64) -> Option<T> {
+        self.lock().iter().find(|known| known.number == number).map(|known| known.what.clone())
+    }
+
+    pub fn change(&self, number: u64, change: impl Fn(&mut T)) {
+        self.lock().iter_mut().filter(|known| known.number == number).for_each(|known| change(&mut known.what));
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<OfForm<T>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -1,6 +1,6 @@
 //! The page of one run: the answer first, curves that grow, attempts and why, examples, the log, and the commands.
 
-use pipe_spec::pipeline::WorkKind;
+use pipe_spec::pipeline::{CommandLine, WorkKind};
 use pipe_spec::{RunState, Status};
 
 use super::Ui;
@@ -141,6 +141,13 @@ fn commands(ui: &Ui, row: &Row) -> String {
     if !row.is_own {
         let why = "Its folder has another name than the run in it, so that commands do not find it.";
         return format!("<p class=\"missing\">{why}</p>");
+    }
+    if let Some(address) = &row.bucket {
+        let command = format!("pipe resume {}", CommandLine::quoted(address));
+        return format!(
+            "<details><summary>Commands <small>takes the run over, where it has stopped</small></summary><pre>{}</pre></details>",
+            escape(&command)
+        );
     }
     let id = row.id();
     let commands = [

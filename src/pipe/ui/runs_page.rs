@@ -3,7 +3,6 @@
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::fmt::Write;
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use pipe_spec::pipeline::{Metric, WorkKind};
@@ -11,6 +10,7 @@ use pipe_spec::text::human_bytes;
 use pipe_spec::{Status, text};
 
 use super::Ui;
+use super::folders::RunsFolder;
 use super::index::{Figures, Row};
 use super::page::{Page, Parts, meter, run_address};
 use super::request::{Params, encode};
@@ -56,11 +56,12 @@ pub fn page(ui: &Ui, params: &Params, mut parts: Parts) -> String {
 
 /// The folders beside `PIPE_RUNS`, each a filter.
 fn folders(ui: &Ui) -> String {
-    let line = |(label, path): &(String, PathBuf)| {
-        let (address, path) = (encode(&format!("{label}/")), escape(&path.display().to_string()));
+    let line = |RunsFolder { label, path, bucket }: &RunsFolder| {
+        let place = bucket.as_ref().map_or_else(|| path.display().to_string(), ToString::to_string);
+        let (address, path) = (encode(&format!("{label}/")), escape(&place));
         format!("<li><a href=\"./?q={address}\">{}/</a> {path}</li>", escape(label))
     };
-    let lines: String = ui.folders.iter().filter(|folder| !folder.0.is_empty()).map(line).collect();
+    let lines: String = ui.folders.iter().filter(|folder| !folder.label.is_empty()).map(line).collect();
     if lines.is_empty() { lines } else { format!("<ul class=\"links note\">{lines}</ul>") }
 }
 
@@ -292,8 +293,9 @@ mod tests {
     fn row(key: &str, status: Status, metric: Option<f64>) -> Arc<Row> {
         Arc::new(Row {
             key: key.to_owned(),
-            path: PathBuf::new(),
+            path: std::path::PathBuf::new(),
             is_own: true,
+            bucket: None,
             name: "recipes".to_owned(),
             status,
             created: 0.0,
