@@ -21,7 +21,7 @@ import traceback
 from storm.case import CASES
 from storm.failure import Failure
 from storm.world import World
-from storm import commands, corruption, disks, freezes, hostile, inputs, kills, sockets, together, users  # noqa: F401
+from storm import commands, corruption, disks, freezes, hostile, inputs, kills, parts, sockets, together, users  # noqa: F401
 
 SHORT_SEED = 1
 

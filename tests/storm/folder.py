@@ -104,10 +104,10 @@ class Folder:
             expect(time.monotonic() < end, f"{what} did not happen within {timeout} s")
             time.sleep(0.02)
 
-    def steps(self):
-        """Step and loss of every step event of the newest run, as they stand in events.jsonl."""
+    def steps(self, run=None):
+        """Step and loss of every step event of a run, of the newest one by default, as they stand in events.jsonl."""
         try:
-            lines = (self.run() / "events.jsonl").read_bytes().splitlines()
+            lines = ((run or self.run()) / "events.jsonl").read_bytes().splitlines()
         except (OSError, Failure):
             return []
         events = (parse(line) for line in lines if b'"step"' in line)

@@ -45,7 +45,7 @@ def kills(engine, folder, rng, pipeline, victims, within):
     for _ in range(rng.randint(1, 4)):
         time.sleep(rng.uniform(0, within))
         for victim in rng.choice(victims):
-            if kill_one(folder, running, victim) and folder.is_unfinished():
+            if kill_one(folder, rng, running, victim) and folder.is_unfinished():
                 struck.append(f"{victim} {folder.stage()}")
         if running.wait(0.2) is not None or rng.random() < 0.3:
             running.kill()
@@ -58,11 +58,13 @@ def kills(engine, folder, rng, pipeline, victims, within):
     return struck
 
 
-def kill_one(folder, running, victim):
-    """Whether anything was killed."""
+def kill_one(folder, rng, running, victim):
+    """Whether anything was killed: the `pipe` that was started, its job, or one process of that."""
     if victim == "pipe":
         return running.kill()
     jobs, containers = folder.jobs(), folder.containers()
+    if victim == "rank":
+        return bool(jobs) and kill(rng.choice(jobs), signal.SIGKILL)
     killed = [pid for pid in jobs if kill(pid, signal.SIGKILL)]
     killed += [container for container in containers if folder.docker("kill", container).strip()]
     return bool(killed)
@@ -71,6 +73,16 @@ def kill_one(folder, running, victim):
 @for_engines("kill-training")
 def kill_training(engine, folder, rng):
     storm(engine, folder, rng, TRAINING_KIND, [["pipe"], ["pipe"], ["job"], ["pipe", "job"], ["job", "pipe"]])
+
+
+@case("kill-ranks/process")
+def kill_ranks(folder, rng):
+    storm("process", folder, rng, "ranks 60", [["pipe"], ["job"], ["rank"], ["rank"], ["pipe", "rank"], ["rank", "pipe"]])
+
+
+@case("kill-adapter/process")
+def kill_adapter(folder, rng):
+    storm("process", folder, rng, "adapter 60", [["pipe"], ["job"], ["pipe", "job"], ["job", "pipe"]])
 
 
 @for_engines("kill-retries", short=("docker",))

@@ -2,6 +2,7 @@
 
 import hashlib
 import time
+from pathlib import Path
 
 from .failure import Failure, expect
 from .folder import TRAINING
@@ -24,6 +25,24 @@ container:
   cpus: 1
 """
 
+# Two processes that share each step.
+RANKS = T5.replace("optimizer", "ranks: 2, optimizer").replace("batch: 4", "batch: 2").replace("cpus: 1", "cpus: 2")
+
+# An adapter with dropout beside weights that stay as they are.
+ADAPTER = """version: 1
+name: adapter
+model: {from: %s}
+adapter: {rank: 4, dropout: 0.2, targets: [q_proj, v_proj, down_proj]}
+data: {train: %s/train.jsonl, fields: {messages: messages}, max_length: 96}
+train: {steps: %d, batch: 2, effective_batch: 4, dropout: 0.1, optimizer: {lr: 5.0e-3}}
+save: {every: 7}
+container:
+  gpus: 0
+  cpus: 1
+"""
+
+FIXTURES = Path(__file__).resolve().parent.parent / "fixtures"
+
 JOB = """version: 1
 name: job
 model: {arch: t5, config: {}}
@@ -42,7 +61,7 @@ DOCKERFILE = "FROM scratch\nCOPY job /job\nENTRYPOINT [\"/job\"]\n"
 TRAINING_KIND = "t5 100"
 
 # What a pipeline's result is.
-MODELS = ("model/model.safetensors", "model/weights")
+MODELS = ("model/model.safetensors", "model/adapter_model.safetensors", "model/weights")
 
 
 class Reference:
@@ -63,13 +82,17 @@ def model_hash(run):
 
 
 def fill(folder, kind):
-    """Writes what a run of this kind needs into the folder: `t5 STEPS`, a training by the real trainer; or what
-    tests/job does for this value of JOB. Returns the name of the pipeline."""
-    if kind.split()[0] == "t5":
-        steps = int(kind.split()[1])
+    """Writes what a run of this kind needs into the folder: `t5 STEPS`, `ranks STEPS` or `adapter STEPS`, a training by the real
+    trainer; or what tests/job does for this value of JOB. Returns the name of the pipeline."""
+    what, count = kind.split()[:2]
+    if what in ("t5", "ranks"):
         (folder.path / "data").symlink_to(folder.world.recipes)
-        folder.write("t5.yaml", T5 % steps)
+        folder.write("t5.yaml", (T5 if what == "t5" else RANKS) % int(count))
         return "t5.yaml"
+    if what == "adapter":
+        model = FIXTURES / "chat-llama-lora"
+        folder.write("adapter.yaml", ADAPTER % (model, model, int(count)))
+        return "adapter.yaml"
     folder.env["PIPE_TRAINER"] = str(folder.world.job)
     stem = folder.world.image_stem
     folder.write("job.yaml", JOB % (stem, kind)).write("train.jsonl", '{"source": "a", "target": "b"}\n')

@@ -56,7 +56,7 @@ async fn watch(found: &Listed, reporter: Reporter, json: bool) -> Result<(), Err
                 return Err(Error::NotDriven { log: found.folder().driver_log() });
             }
             watcher.reporter.note("no pipe process is running this run: starting one in the background");
-            children::start_detached(&found.folder(), &[])?;
+            children::start_watched(&found.folder())?;
             continue;
         }
         watcher.show(&state)?;

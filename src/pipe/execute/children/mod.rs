@@ -6,9 +6,9 @@
 //! Shows a run that another process runs, from its folder: what it says, its attempts and its events.
 
 use std::collections::BTreeMap;
-use std::os::unix::process::CommandExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use pipe_spec::event::RecordedEvent;
@@ -40,7 +40,7 @@ pub fn find(folder: &RunFolder) -> Result<Option<Listed>, Error> {
 /// Starts a `pipe` for a part, unless it has one or has finished. `begun` is what was found in its folder.
 pub fn start(folder: &RunFolder, begun: Option<&Listed>) -> Result<(), Error> {
     let needs_none = begun.is_some_and(|begun| begun.state.status == Status::Finished || begun.is_owned());
-    if needs_none { Ok(()) } else { start_detached(folder, &[]) }
+    if needs_none { Ok(()) } else { start_watched(folder) }
 }
 
 /// Asks a part to stop; false where it has no `pipe` here that could be asked.
@@ -83,7 +83,7 @@ impl Takeovers {
         if *times > MAX_TAKEOVERS {
             return Err(Error::NotDriven { log: folder.driver_log() });
         }
-        start_detached(folder, &[])
+        start_watched(folder)
     }
 }
 
@@ -92,6 +92,19 @@ const START_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Starts `pipe resume` in the background, and returns when it owns the run or has ended.
 pub fn start_detached(folder: &RunFolder, set: &[String]) -> Result<(), Error> {
+    spawn(folder, set)?.map_or(Ok(()), |_| ended(folder))
+}
+
+/// The same for those who watch the run: one that is killed before it owns the run leaves it orphaned, as one that is killed later.
+pub fn start_watched(folder: &RunFolder) -> Result<(), Error> {
+    match spawn(folder, &[])? {
+        Some(status) if status.signal().is_none() => ended(folder),
+        _ => Ok(()),
+    }
+}
+
+/// How the process in the background has ended, where it does not own the run.
+fn spawn(folder: &RunFolder, set: &[String]) -> Result<Option<ExitStatus>, Error> {
     let program = std::env::current_exe().map_err(|source| Error::Read { path: "this program".into(), source })?;
     let fail = |source| Error::Spawn { program: program.clone(), source };
     let log = std::fs::File::options().create(true).append(true).open(folder.driver_log()).map_err(fail)?;
@@ -119,12 +132,12 @@ pub fn start_detached(folder: &RunFolder, set: &[String]) -> Result<(), Error> {
     let mut child = command.spawn().map_err(fail)?;
     let began = Instant::now();
     while !Owner::exists(folder) && began.elapsed() < START_TIMEOUT {
-        if child.try_wait().map_err(fail)?.is_some() {
-            return ended(folder);
+        if let Some(status) = child.try_wait().map_err(fail)? {
+            return Ok(Some(status));
         }
         std::thread::sleep(Duration::from_millis(20));
     }
-    Ok(())
+    Ok(None)
 }
 
 /// The background process has ended already: the run is over, or it could not start.
