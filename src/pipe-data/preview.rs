@@ -284,32 +284,43 @@ pub fn check(path: &Path, selection: &ColumnSelection) -> Result<(), String> {
     if path.extension().is_some_and(|ending| ending == "safetensors") {
         return Ok(());
     }
-    let mut file = File::open(path).map_err(|error| error.to_string())?;
-    let found = FileSignature::read(&mut file).map_err(|error| error.to_string())?;
-    if let Some(why) = format::disagreement(stored, Compression::from_path(path), found) {
-        return Err(why);
-    }
+    check_signature(path, stored)?;
     match stored {
         Format::Plain | Format::Encoded(_) | Format::Json => Ok(()),
         Format::Workbook => guarded(|| first_row(path)).unwrap_or_else(Err),
-        Format::Compressed(compression) => {
-            let file = File::open(path).map_err(|error| error.to_string())?;
-            let first = format::decompress(compression, file).and_then(|stream| stream.take(1).read(&mut [0]));
-            match first.map_err(|error| format::unreadable(&error))? {
-                0 => Err("it holds nothing".to_owned()),
-                _ => Ok(()),
-            }
-        }
+        Format::Compressed(compression) => match decompress_first(path, compression, 1)? {
+            0 => Err("it holds nothing".to_owned()),
+            _ => Ok(()),
+        },
         Format::Parquet => guarded(|| ParquetTable::open(path, selection).map(drop)).unwrap_or_else(Err),
     }
 }
 
+/// Whether the first bytes of a file are what its name says.
+fn check_signature(path: &Path, stored: Format) -> Result<(), String> {
+    let mut file = File::open(path).map_err(|error| error.to_string())?;
+    let found = FileSignature::read(&mut file).map_err(|error| error.to_string())?;
+    format::disagreement(stored, Compression::from_path(path), found).map_or(Ok(()), Err)
+}
+
+/// How many bytes come out of a compressed file, at most so many.
+fn decompress_first(path: &Path, compression: Compression, most: u64) -> Result<u64, String> {
+    let file = File::open(path).map_err(|error| error.to_string())?;
+    let read = format::decompress(compression, file)
+        .and_then(|stream| std::io::copy(&mut stream.take(most), &mut std::io::sink()));
+    read.map_err(|error| format::unreadable(&error))
+}
+
 /// Why no row of a file can be read, where more is known than that there are none.
 pub fn unreadable(path: &Path) -> Option<String> {
-    if !matches!(Format::from_path(path), Format::Json | Format::Workbook) {
-        return None;
-    }
-    guarded(|| first_row(path)).unwrap_or_else(Err).err()
+    let stored = Format::from_path(path);
+    let read = check_signature(path, stored).and_then(|()| match stored {
+        Format::Json | Format::Workbook => guarded(|| first_row(path)).unwrap_or_else(Err),
+        Format::Compressed(compression) => decompress_first(path, compression, LONGEST_ROW).map(drop),
+        Format::Parquet => guarded(|| parquet::open(path).map(drop)).unwrap_or_else(Err),
+        Format::Plain | Format::Encoded(_) => Ok(()),
+    });
+    read.err()
 }
 
 /// Whether a JSON value or a workbook has a row.
@@ -345,6 +356,26 @@ mod tests {
         assert!(DataTable::read(&pipe).is_none() && DataTable::read(folder.path()).is_none());
         std::fs::write(folder.path().join("c.jsonl"), "{\"text\": \"a\"}\n").unwrap();
         assert_eq!(DataTable::read(folder.path()).unwrap().names, ["text"]);
+    }
+
+    #[test]
+    fn why_nothing_can_be_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+        std::io::Write::write_all(&mut encoder, b"{\"text\": \"a\"}\n").unwrap();
+        let whole = encoder.finish().unwrap();
+        for (name, bytes, want) in [
+            ("a.jsonl.gz", &whole[..whole.len() / 2], Some("truncated")),
+            ("a.jsonl", &whole[..], Some("by its first bytes gzip")),
+            ("a.parquet", b"PAR1 and no more", Some("")),
+            ("b.jsonl.gz", &whole[..], None),
+            ("b.jsonl", b"\n", None),
+        ] {
+            let path = folder.path().join(name);
+            std::fs::write(&path, bytes).unwrap();
+            let why = unreadable(&path);
+            assert!(why.is_some() == want.is_some() && why.unwrap_or_default().contains(want.unwrap_or("")), "{name}");
+        }
     }
 
     #[test]

@@ -22,6 +22,6 @@ mod ui;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    system::interrupt::hear_children();
+    system::interrupt::set_signals();
     cli::main()
 }

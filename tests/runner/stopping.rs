@@ -23,6 +23,7 @@ pub fn tests(suite: &mut Suite) {
     suite.test("stopping::killed_pipe_leaves_a_container_that_rm_cleans::docker", Needs::Docker, killed_pipe_docker);
     suite.test("stopping::a_copy_of_a_run_is_not_the_run::docker", Needs::Docker, copied);
     suite.test("stopping::a_parent_that_ignores_its_children", Needs::Nothing, ignored_children);
+    suite.test("stopping::a_limit_on_files", Needs::Nothing, file_limit);
     suite.test("stopping::rm_refuses_a_running_run::process", Needs::Nothing, rm_refuses);
     suite.test("stopping::a_run_of_another_host_is_asked_by_a_file", Needs::Nothing, other_host);
     suite.test("stopping::rm_removes::process", Needs::Nothing, rm_removes);
@@ -319,10 +320,11 @@ fn copied() {
         assert!(std::process::Command::new("cp").arg("-a").args([from, to]).status().unwrap().success());
     };
     copy(&runs, &backup);
-    let of_backup = |args: &[&str]| {
-        let output = folder.command(args).env("PIPE_RUNS", &backup).output().unwrap();
+    let in_runs = |runs: &Path, args: &[&str]| {
+        let output = folder.command(args).env("PIPE_RUNS", runs).output().unwrap();
         (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
     };
+    let of_backup = |args: &[&str]| in_runs(&backup, args);
     for args in [["resume", &id], ["attach", &id], ["stop", &id]] {
         let (code, said) = of_backup(&args);
         assert!(code == Some(1) && said.contains("is a copy of the run in"), "{args:?}: {code:?} {said}");
@@ -338,14 +340,12 @@ fn copied() {
     assert_eq!((folder.run_folder(), folder.containers().len()), (runs.join(&id), 1));
     folder.pipe(&["stop", &id]).exits(0).prints("stopped");
     running.end().exits(130);
-    // The hint: once the run is elsewhere, the copy is the run.
+    // The hint: once the run has stopped, its copy in another PIPE_RUNS is a run of its own.
     copy(&runs, &backup);
-    std::fs::remove_dir_all(&runs).unwrap();
-    std::fs::rename(backup.join("runs"), &runs).unwrap();
-    let resumed = folder.start(&["resume", &id]);
-    folder.wait_for_log(2, "sleeping");
-    folder.pipe(&["stop", &id]).exits(0).prints("stopped");
-    resumed.end().exits(130);
+    let copied = backup.join("runs");
+    assert_eq!(in_runs(&copied, &["resume", &id, "--detach"]).0, Some(0));
+    assert_eq!(in_runs(&copied, &["stop", &id]).0, Some(0));
+    assert!(copied.join(&id).join("attempts/02").exists() && !runs.join(&id).join("attempts/02").exists());
 }
 
 /// A shell or supervisor that ignores SIGCHLD hands that on.
@@ -354,6 +354,15 @@ fn ignored_children() {
     let line = "trap '' CHLD; exec \"$0\" run job.yaml --engine process";
     let ended = folder.other_command("bash").args(["-c", line]).arg(pipe()).output().unwrap();
     assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
+}
+
+/// Beyond `ulimit -f` the system ends a program that has no handler, without a word.
+fn file_limit() {
+    let folder = job::folder("fit 5", "");
+    let line = "ulimit -f 1; exec \"$0\" run job.yaml --engine process";
+    let ended = folder.other_command("bash").args(["-c", line]).arg(pipe()).output().unwrap();
+    let said = String::from_utf8_lossy(&ended.stderr);
+    assert!(ended.status.code().is_some() && said.contains("File too large"), "{:?} {said}", ended.status);
 }
 
 fn rm_refuses() {

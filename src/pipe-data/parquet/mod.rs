@@ -243,7 +243,8 @@ pub fn preview(path: &Path, rows: usize) -> Option<Preview> {
     Some(Preview { names, rows: found, total, nested })
 }
 
-fn open(path: &Path) -> Result<ParquetFile, String> {
+/// Opens a file; or says why that is impossible.
+pub fn open(path: &Path) -> Result<ParquetFile, String> {
     ParquetFile::open(path).map_err(|error| match error.to_string().contains("encrypt") {
         true => "it is encrypted, and pipe has no keys; write it without encryption".to_owned(),
         false => format!("not a Parquet file that can be read: {}", describe(&error)),

@@ -12,13 +12,18 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::error::Error;
 
-/// A process that ignores the ends of its children hands that on, and then nobody could tell how a job has ended.
-pub fn hear_children() {
-    // SAFETY: no handler is set, and no other thread runs yet.
+/// Sets what `pipe` does with signals that a parent may have changed, or that would end it without a word.
+pub fn set_signals() {
+    // SAFETY: no handler is set, no other thread runs yet, and the handler does nothing.
     unsafe {
+        // A process that ignores the ends of its children hands that on, and then nobody could tell how a job has ended.
         libc::signal(libc::SIGCHLD, libc::SIG_DFL);
+        // Beyond `ulimit -f` a write fails then, and `pipe` says which one. A program that `pipe` starts has the signal as usual.
+        libc::signal(libc::SIGXFSZ, ignore as extern "C" fn(libc::c_int) as libc::sighandler_t);
     }
 }
+
+extern "C" fn ignore(_: libc::c_int) {}
 
 /// A request to stop a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
