@@ -90,11 +90,11 @@ pub struct SingleRun {
     pub attempts: Vec<Attempt>,
 }
 
-/// `run.json` as it is written, and was by earlier versions: the fields of every kind side by side.
 fn is_empty(path: &Path) -> bool {
     path.as_os_str().is_empty()
 }
 
+/// `run.json` as it is written, and was by earlier versions: the fields of every kind side by side.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct RunFile {
     id: String,

@@ -238,7 +238,7 @@ errors! {
         hint ["run this command as {user}"];
     CopyOfRun { folder: PathBuf, original: PathBuf } => Unexpected,
         ["{} is a copy of the run in {}", folder.display(), original.display()]
-        hint ["use that one; to use the copy, remove the other one or give it another name"];
+        hint ["use that one; once it has stopped, a copy can be used in another PIPE_RUNS, in a folder with the id as its name"];
     RunElsewhere { id: String, host: String, pid: i32 } => Unexpected,
         ["the run {id} is still running, as process {pid} on the host {host}"]
         hint ["`pipe attach {id}` watches it, `pipe stop {id}` stops it; if {host} is down, it counts as gone within \

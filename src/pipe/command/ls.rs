@@ -218,18 +218,20 @@ pub fn jobs(engine: &str, address: Option<&str>) -> Result<Vec<EngineJob>, Error
 /// Finds the jobs of runs without a `pipe` process. The jobs of an engine that does not answer stay unknown.
 pub fn find_left_behind(runs: &mut [Listed]) -> Result<(), Error> {
     let may_have_left = |run: &Listed| {
-        let is_over = run.state.status == Status::Finished || run.is_owned();
-        !is_over && registry::keeps_jobs(&run.state.engine) && run.original().is_none()
+        run.state.status != Status::Finished && registry::keeps_jobs(&run.state.engine) && !run.is_owned()
     };
     let engine_of = |run: &Listed| (run.state.engine.clone(), run.state.engine_address.clone());
     let engines: BTreeSet<(String, Option<String>)> =
         runs.iter().filter(|run| may_have_left(run)).map(engine_of).collect();
     for engine in engines {
         let Ok(jobs) = jobs(&engine.0, engine.1.as_deref()) else { continue };
-        let is_of_engine = |run: &Listed| engine_of(run) == engine && !run.is_owned() && run.original().is_none();
-        for run in runs.iter_mut().filter(|run| is_of_engine(run)) {
-            let left = jobs.iter().filter(|job| job.run == run.state.id);
-            run.left_behind = left.map(|job| job.id.clone()).collect();
+        for run in runs.iter_mut().filter(|run| engine_of(run) == engine && !run.is_owned()) {
+            let left: Vec<String> =
+                jobs.iter().filter(|job| job.run == run.state.id).map(|job| job.id.clone()).collect();
+            // Those of a copy belong to the run.
+            if !left.is_empty() && run.original().is_none() {
+                run.left_behind = left;
+            }
         }
     }
     Ok(())
