@@ -9,6 +9,8 @@ many   from the start of the server until all runs are known; the first page aga
 live   from a step until a page shows it, in the median and the worst; processor time of the server for a minute of that, which trainings on
        the same processors lack. TensorBoard reads again after 1 s instead of 5, and every server but pipe is asked every 100 ms, which no
        browser does.
+slowed a training by `pipe` that uses every processor, alone and watched by the server, in turns: the time of its steps, in the median. Aim
+       cannot read it, TensorBoard has its event files.
 """
 import argparse
 import http.client
@@ -24,6 +26,7 @@ import sys
 import tempfile
 import threading
 import time
+import urllib.parse
 
 STEPS = 100
 LIVE_STEPS, EVERY = 150, 0.2
@@ -205,8 +208,12 @@ class TensorBoard(Polled):
         for path in ("/", "/index.js", "/data/environment", "/data/runs", "/data/plugins_listing", "/data/plugin/timeseries/tags"):
             self.ask(path)
 
+    # The run and the curve that are watched.
+    watched = ("live", "loss")
+
     def last_step(self):
-        status, text = self.ask("/data/plugin/scalars/scalars?run=live&tag=loss")
+        run, tag = map(urllib.parse.quote, self.watched)
+        status, text = self.ask(f"/data/plugin/scalars/scalars?run={run}&tag={tag}")
         return max((row[1] for row in json.loads(text)), default=0) if status == 200 else 0
 
 
@@ -341,20 +348,74 @@ def live(given, kind, folder):
         server.end()
 
 
+TURNS = 4
+TRAINING = """version: 1
+name: training
+engine: process
+model:
+  arch: t5
+  config: {vocab_size: 256, d_model: 128, d_kv: 32, d_ff: 256, num_layers: 2, num_decoder_layers: 2, num_heads: 4, dropout_rate: 0.1}
+data: {train: data/train.jsonl, fields: {source: ingredients, target: directions}, max_source: 32, max_target: 48, pad: max}
+train: {steps: 250, batch: 4, optimizer: {lr: 1.0e-3}}
+container: {gpus: 0}
+track: {tensorboard: true}
+"""
+
+
+def seconds_of_steps(given, folder):
+    """The time from the tenth step of a new run to its last."""
+    env = {**os.environ, "PIPE_RUNS": f"{folder}/runs", "PIPE_CACHE": f"{folder}/cache", "PIPE_LEDGER": f"{folder}/ledger"}
+    before = set(os.listdir(f"{folder}/runs"))
+    subprocess.run([f"{given.bin}/pipe", "run", "training.yaml"], cwd=folder, check=True, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    (run,) = set(os.listdir(f"{folder}/runs")) - before
+    with open(f"{folder}/runs/{run}/events.jsonl") as file:
+        steps = [event for event in map(json.loads, file) if event["type"] == "step"]
+    return steps[-1]["ts"] - steps[9]["ts"]
+
+
+def slowed(given, kind, folder):
+    if kind == "aim":
+        return {}
+    os.makedirs(f"{folder}/runs")
+    subprocess.run([f"{given.bin}/pipe-trainer", "data", "recipes", "--rows", "400", "--seed", "3", "--out", f"{folder}/data"], check=True)
+    with open(f"{folder}/training.yaml", "w") as file:
+        file.write(TRAINING)
+    seconds_of_steps(given, folder)
+    alone, watched = [], []
+    for _ in range(TURNS):
+        alone.append(seconds_of_steps(given, folder))
+        server = SERVERS[kind](given, folder if kind == "pipe" else f"{folder}/runs")
+        over = threading.Event()
+        watcher = threading.Thread(target=server.watch, args=(lambda step: None, over.is_set))
+        # A curve as long as the one that grows.
+        server.watched = (f"{sorted(os.listdir(f'{folder}/runs'))[-1]}/tensorboard", "train/loss")
+        try:
+            time.sleep(8)
+            watcher.start()
+            watched.append(seconds_of_steps(given, folder))
+        finally:
+            over.set()
+            watcher.join()
+            server.end()
+    return {"alone s": statistics.median(alone), "watched s": statistics.median(watched),
+            "slower by %": 100 * (statistics.median(watched) / statistics.median(alone) - 1)}
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bin", required=True)
     parser.add_argument("--peers")
     parser.add_argument("--runs", type=int, default=1000)
     parser.add_argument("--idle", type=int, default=20)
+    parser.add_argument("--only", type=lambda name: [globals()[name]], help="one of many, live, slowed")
     given = parser.parse_args()
     given.bin = os.path.abspath(given.bin)
     kinds = list(SERVERS) if given.peers else ["pipe"]
-    for what in (many, live):
+    for what in given.only or (many, live, slowed):
         for kind in kinds:
             with tempfile.TemporaryDirectory() as folder:
                 found = what(given, kind, folder)
-            print(f"{what.__name__:5} {kind:12}", ", ".join(f"{name} {'never' if value is None else format(value, '.3g')}" for name, value in found.items()), flush=True)
+            print(f"{what.__name__:6} {kind:12}", ", ".join(f"{name} {'never' if value is None else format(value, '.3g')}" for name, value in found.items()), flush=True)
 
 
 if __name__ == "__main__":
