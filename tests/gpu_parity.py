@@ -19,6 +19,9 @@ FIXTURES = os.path.join(os.path.dirname(os.path.abspath(__file__)), "fixtures")
 # The norm of the difference, as a share of the tensor's. The models are tiny and their weights large, so that narrow numbers
 # stand for little more than the right kernel with the right kind.
 TOLERANCES = {"fp32": 1e-4, "fp16-mixed": 0.05, "bf16-mixed": 0.4, "bf16": 0.5}
+# Near ties in ReLU and max-pooling, which any rounding to 16 bits decides: torch's autocast of the same model, on the CPU and on a
+# card, is 22 % away from fp32 as well, in the same elements.
+TIES = {("resnet-basic", "fp16-mixed"): 0.25}
 AT_ONCE = 8
 
 
@@ -70,7 +73,7 @@ def main():
     with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
         results = pool.map(lambda run: compare(given.trainer, *run), runs)
         for (name, precision, checkpointing), (worst, where) in zip(runs, results):
-            ok = worst is not None and worst <= TOLERANCES[precision]
+            ok = worst is not None and worst <= TIES.get((name, precision), TOLERANCES[precision])
             good &= ok
             figure = f"{worst:.1e}" if worst is not None else "failed"
             mode = precision + (" checkpointing" if checkpointing else "")
