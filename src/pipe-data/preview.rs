@@ -303,7 +303,7 @@ fn check_signature(path: &Path, stored: Format) -> Result<(), String> {
     format::disagreement(stored, Compression::from_path(path), found).map_or(Ok(()), Err)
 }
 
-/// How many bytes come out of a compressed file, at most so many.
+/// How many bytes come out of a compressed file; no more than `most` are read.
 fn decompress_first(path: &Path, compression: Compression, most: u64) -> Result<u64, String> {
     let file = File::open(path).map_err(|error| error.to_string())?;
     let read = format::decompress(compression, file)

@@ -344,8 +344,9 @@ fn copied() {
     copy(&runs, &backup);
     let copied = backup.join("runs");
     assert_eq!(in_runs(&copied, &["resume", &id, "--detach"]).0, Some(0));
+    folder.wait_until("its next attempt", || copied.join(&id).join("attempts/02/log.txt").exists());
     assert_eq!(in_runs(&copied, &["stop", &id]).0, Some(0));
-    assert!(copied.join(&id).join("attempts/02").exists() && !runs.join(&id).join("attempts/02").exists());
+    assert!(!runs.join(&id).join("attempts/02").exists());
 }
 
 /// A shell or supervisor that ignores SIGCHLD hands that on.

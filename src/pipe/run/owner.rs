@@ -76,7 +76,7 @@ impl Owner {
         Ok(Self { locked: file, heartbeat: Some((end, thread)) })
     }
 
-    /// What the file of the owner has in a copy of a run: the process lives elsewhere, as long as this is written again.
+    /// The content of the owner's file in a copy of a run: the process lives elsewhere, as long as this is written again.
     pub fn text_of_copy(pid: u32, host: &str) -> String {
         format!("{pid} {}-by-bucket\n", host.replace(char::is_whitespace, "-"))
     }
