@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use pipe_spec::bucket::BucketAddress;
 use pipe_spec::{RunFolder, Variables};
 
-use super::mirror::{Manifest, RunCopy, StoredFile};
 use super::restore::Download;
+use super::run_copy::{Manifest, RunCopy, StoredFile};
 use super::{Bucket, Failure};
 use crate::report::{Output, Reporter};
 use crate::run::Owner;

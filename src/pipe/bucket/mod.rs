@@ -1,13 +1,15 @@
 //! Buckets of S3, Google Cloud Storage and Azure: lists, reads and writes objects, and says what to do where a service refuses.
 //!
 //! The crate `object_store` speaks the protocols; its requests go through `connector`. `credentials` finds keys. `mirror` copies a
-//! run to a bucket while it trains, `restore` brings it back, `copies` shows it elsewhere. Knows nothing of pipelines: `input::hub` reads data and models.
+//! run to a bucket while it trains, `restore` brings that copy (`run_copy`) back, and `copies` shows it elsewhere. Knows nothing of
+//! pipelines: `input::hub` reads data and models.
 
 mod connector;
 pub mod copies;
 mod credentials;
 pub mod mirror;
 pub mod restore;
+mod run_copy;
 
 use std::future::Future;
 use std::io::{self, Read};
@@ -20,8 +22,7 @@ use futures_util::StreamExt;
 use object_store::list::PaginatedListOptions;
 use object_store::path::Path;
 use object_store::{
-    GetOptions, GetResult, ObjectMeta, ObjectStoreExt, PutMode, PutOptions, PutPayload, RetryConfig,
-    UpdateVersion,
+    GetOptions, GetResult, ObjectMeta, ObjectStoreExt, PutMode, PutOptions, PutPayload, RetryConfig, UpdateVersion,
 };
 use pipe_spec::Variables;
 use pipe_spec::bucket::{BucketAddress, Scheme};

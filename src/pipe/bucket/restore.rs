@@ -11,7 +11,7 @@ use pipe_spec::bucket::BucketAddress;
 use pipe_spec::text::human_bytes;
 use pipe_spec::{Cause, Outcome, RunFolder, RunState, Status, Variables};
 
-use super::mirror::{Mark, RunCopy, StoredFile, piece_path};
+use super::run_copy::{Mark, RunCopy, StoredFile, piece_path};
 use super::{Bucket, Failure};
 use crate::error::Error;
 use crate::report::FetchProgress;
