@@ -80,8 +80,8 @@ impl Kubernetes {
         let namespace = Namespace { cluster: self, name };
         namespace.admin(&["create", "namespace", &namespace.name]);
         namespace.apply(&documented_rights(&namespace.name, &namespace.user()));
-        // Without it the cluster refuses every pod.
-        namespace.wait_until("a service account", || namespace.list("serviceaccounts").len() == 1);
+        // Beside that of the docs: without it the cluster refuses every pod.
+        namespace.wait_until("a service account", || namespace.list("serviceaccounts").len() == 2);
         namespace
     }
 
