@@ -161,7 +161,7 @@ impl Claim {
     pub fn size_of_events(&self, attempt: u32) -> u64 {
         let mut runs = std::fs::read_dir(self.folder.join("pipe")).unwrap();
         let run = runs.next().unwrap().unwrap().path();
-        std::fs::metadata(run.join(format!("attempts/{attempt:02}/job/events.jsonl"))).unwrap().len()
+        std::fs::metadata(run.join(format!("attempts/{attempt:02}/job/events.jsonl"))).map_or(0, |found| found.len())
     }
 }
 

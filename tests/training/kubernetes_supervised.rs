@@ -15,16 +15,18 @@ pub fn tests(suite: &mut Suite) {
     suite.last_is_thorough();
     on_kubernetes(suite, "kubernetes_cluster::supervised_and_stopped", stopped);
     suite.last_is_thorough();
+    on_kubernetes(suite, "kubernetes_cluster::supervised_on_a_volume", on_volume);
+    suite.last_is_thorough();
 }
 
 /// The account of docs/kubernetes.md.
 const SUPERVISOR: &str = "kubernetes: {supervisor: supervisor}\n";
 
-/// Kills the process of this machine that follows a run.
-fn kill_follower(folder: &Folder) {
+/// Ends the process of this machine that follows a run, as a machine that is shut down does.
+fn end_follower(folder: &Folder, signal: &str) {
     let owner = folder.read_run(".owner");
     let pid = owner.split_whitespace().next().unwrap();
-    assert!(Command::new("kill").args(["-KILL", pid]).status().unwrap().success());
+    assert!(Command::new("kill").args([signal, pid]).status().unwrap().success());
     folder.wait_until("the end of the follower", || folder.show()["status"] == "orphaned");
 }
 
@@ -58,7 +60,7 @@ fn supervised(namespace: &Namespace) {
     alone.pipe(&["run", "t5.yaml", "--engine", "process"]).exits(0);
     let folder = namespace.with(wide(&format!("{LIMITED}{SUPERVISOR}")));
     folder.pipe(&["run", "t5.yaml", "--detach", "--set", "memory.worst_first=false"]).exits(0);
-    kill_follower(&folder);
+    end_follower(&folder, "-KILL");
     let supervisor = wait_for_attempt(namespace, 0);
     assert_eq!(supervisor["spec"]["automountServiceAccountToken"], true);
     let trains = wait_for_attempt(namespace, 2);
@@ -83,15 +85,53 @@ fn supervised(namespace: &Namespace) {
 fn stopped(namespace: &Namespace) {
     let folder = namespace.with(prepared(&format!("{}{SMALL}{SUPERVISOR}", train(STEPS))));
     folder.pipe(&["run", "t5.yaml", "--detach"]).exits(0);
-    kill_follower(&folder);
+    end_follower(&folder, "-TERM");
     wait_for_attempt(namespace, 1);
     folder.pipe(&["stop", "t5"]).exits(0).prints("stopped");
     assert_eq!(folder.show()["status"], "stopped");
     namespace.is_empty();
-    let running = folder.start(&["resume"]);
+    folder.pipe(&["resume", "--detach"]).exits(0);
     wait_for_attempt(namespace, 2);
+    folder.pipe(&["stop", "--now", "t5"]).exits(0).prints("stopped");
+    namespace.is_empty();
+    let running = folder.start(&["resume"]);
+    wait_for_attempt(namespace, 3);
     running.end().exits(0);
     is_undisturbed(&folder);
     namespace.is_empty();
     nothing_was_forbidden(namespace);
+}
+
+/// The record of a run is on the volume: another supervising pod continues where the lost one was, and another machine can follow it.
+fn on_volume(namespace: &Namespace) {
+    let claim = namespace.claim();
+    let more = "kubernetes: {supervisor: supervisor, volume: claim/training}\n";
+    let folder = namespace.with(prepared(&format!("{}{SMALL}{more}", train(STEPS))));
+    folder.pipe(&["run", "t5.yaml", "--detach"]).exits(0);
+    end_follower(&folder, "-KILL");
+    wait_for_attempt(namespace, 1);
+    namespace.wait_until("a step", || claim.size_of_events(1) > 5000);
+    let supervisor = wait_for_attempt(namespace, 0);
+    let name = supervisor["metadata"]["name"].as_str().unwrap();
+    namespace.admin(&["delete", "pod", name, "--grace-period=0", "--force"]);
+    folder.pipe(&["attach", "t5"]).exits(0);
+    let attempts = attempts(&folder);
+    assert_eq!(attempts.len(), 1, "{attempts:#?}");
+    is_undisturbed(&folder);
+    namespace.is_empty();
+    elsewhere(namespace);
+    nothing_was_forbidden(namespace);
+}
+
+/// A machine that has nothing of the run.
+fn elsewhere(namespace: &Namespace) {
+    let folder = namespace.with(prepared(&format!("{}{SMALL}{SUPERVISOR}", train(STEPS))));
+    folder.pipe(&["run", "t5.yaml", "--detach"]).exits(0);
+    end_follower(&folder, "-KILL");
+    std::fs::remove_dir_all(folder.path().join("runs")).unwrap();
+    let other = namespace.with(Folder::new());
+    other.pipe(&["attach", "kubernetes://t5"]).exits(0);
+    is_undisturbed(&other);
+    assert!(other.run_folder().join("model/config.json").is_file());
+    namespace.is_empty();
 }

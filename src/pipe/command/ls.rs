@@ -199,9 +199,7 @@ fn remark_of_state(run: &Listed) -> String {
     }
     let remark = match run.state.status {
         Status::Running => run.state.doing.clone().unwrap_or_default(),
-        Status::Orphaned if run.state.choices.supervised => {
-            format!("in a job of {}: `pipe attach` follows it", run.state.engine)
-        }
+        Status::Orphaned if run.state.choices.supervised => run.state.doing.clone().unwrap_or_default(),
         Status::Orphaned | Status::Stopped if run.left_behind.is_empty() => "`pipe resume` continues it".to_owned(),
         _ if !run.left_behind.is_empty() => {
             "its container is still running; `pipe attach` continues the run".to_owned()

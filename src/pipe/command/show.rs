@@ -64,7 +64,7 @@ pub fn run(wanted: &str, json: bool) -> Result<(), Error> {
     if let Some(error) = &state.error {
         print(&format!("error    {}", error.replace('\n', "\n         ")));
     }
-    if let Some(doing) = state.doing.as_ref().filter(|_| state.status == Status::Running) {
+    if let Some(doing) = state.doing.as_ref().filter(|_| found.status_name() == Status::Running.name()) {
         print(&format!("doing    {doing}"));
     }
     answer.iter().flat_map(answer_lines).for_each(|line| print(&line));

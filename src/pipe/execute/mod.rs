@@ -91,7 +91,7 @@ pub async fn resume(
         WorkKind::Stages => return resume_stages(found, set, reporter, interrupts).await,
         WorkKind::Study => return resume_study(found, set, reporter, interrupts).await,
     }
-    let run = Run::take_over(found)?;
+    let run = supervised::take_over(found)?;
     if !lock::has_own_settings(&run.folder) {
         let change = "settings: resolved.yaml was changed after pipe wrote it".to_owned();
         return Err(Error::InputsChanged { changes: vec![change] });

@@ -35,10 +35,13 @@ const LONG_ENOUGH: Duration = Duration::from_secs(600);
 /// How often the run folder is read while the job is waited for.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
+/// How long the owner of a run may take to go away whose pod was removed.
+const OWNER_TIMEOUT: Duration = Duration::from_secs(120);
+
 /// Where the job has this program.
 const PROGRAM: &str = "/run/pipe-supervisor/pipe";
 
-/// What the job needs.
+/// The memory and the processors of the job.
 const MEMORY: u64 = 512 << 20;
 const CPUS: f64 = 1.0;
 
@@ -52,6 +55,21 @@ const CREDENTIALS: [(&str, &str); 5] =
 /// Whether this process only follows the one that carries out the run.
 pub fn is_followed(state: &RunState) -> bool {
     state.choices.supervised && !is_supervisor()
+}
+
+/// Takes a run over. Where its record is on a volume, the process of a lost job may own it for a while.
+pub fn take_over(found: &Listed) -> Result<Run, Error> {
+    let began = Instant::now();
+    loop {
+        match Run::take_over(found) {
+            Err(Error::RunBusy { .. } | Error::RunElsewhere { .. })
+                if is_supervisor() && began.elapsed() < OWNER_TIMEOUT =>
+            {
+                std::thread::sleep(POLL_INTERVAL);
+            }
+            taken => return taken,
+        }
+    }
 }
 
 /// Notes that a job will supervise a run which a process in the background resumes, where its pipeline asks for one; whether it will.
@@ -120,7 +138,7 @@ struct Follower<'a> {
     engine: Box<dyn Engine>,
     reporter: &'a mut Reporter,
     interrupts: &'a mut Interrupts,
-    /// What the run was asked to do, until it has done so.
+    /// The last request to stop the run.
     asked: Option<StopRequest>,
 }
 
@@ -259,7 +277,7 @@ impl Follower<'_> {
         let mut launch = self.launch();
         launch.mounts.read_only = read_only;
         launch.env = self.env(&loaded.variables);
-        // What an earlier one wrote is nothing of this one.
+        // An earlier one may have left files there.
         std::fs::remove_dir_all(&launch.job_folder.0).ok();
         let write_error = |source| Error::Write { path: launch.job_folder.0.clone(), source };
         std::fs::create_dir_all(&launch.job_folder.0).map_err(write_error)?;

@@ -51,10 +51,10 @@ impl Listed {
         match state.status {
             Status::Running if !owned => {
                 state.status = Status::Orphaned;
-                state.error = Some(match state.choices.supervised {
-                    true => "a job of the engine supervises the run; `pipe attach` brings its files here".to_owned(),
-                    false => "the pipe process of the run was killed".to_owned(),
-                });
+                match state.choices.supervised {
+                    true => state.doing = Some(format!("in a job of {}: `pipe attach` follows it", state.engine)),
+                    false => state.error = Some("the pipe process of the run was killed".to_owned()),
+                }
             }
             // It is being resumed, and run.json does not say so yet.
             Status::Stopped | Status::Failed if owned => {

@@ -76,7 +76,7 @@ pub struct Shared {
     is_killed: AtomicBool,
     /// The seconds of a request to end that the cluster has not taken yet.
     request: Mutex<Option<u32>>,
-    /// What the `pipe` in the pod is asked to do.
+    /// The request that the `pipe` in the pod gets.
     told: Mutex<Option<Asked>>,
     progress: Arc<Progress>,
 }

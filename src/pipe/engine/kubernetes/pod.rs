@@ -51,7 +51,7 @@ const LINGER_ON_VOLUME: u32 = 60;
 /// The same of the job that supervises a run: until somebody looks for it, days.
 const LINGER_OF_SUPERVISOR: u32 = 7 * 24 * 3600;
 
-/// What that job needs.
+/// The share of a processor that is kept free for that job.
 const CPU_OF_SUPERVISOR: &str = "100m";
 
 /// The user of a pod where `pipe` runs as root.
