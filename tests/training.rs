@@ -43,6 +43,8 @@ mod kubernetes;
 mod kubernetes_ends;
 #[path = "training/kubernetes_runs.rs"]
 mod kubernetes_runs;
+#[path = "training/kubernetes_supervised.rs"]
+mod kubernetes_supervised;
 #[path = "training/labels.rs"]
 mod labels;
 #[path = "training/memory.rs"]
@@ -83,6 +85,7 @@ fn main() -> ExitCode {
     clusters::tests(&mut suite);
     kubernetes_ends::tests(&mut suite);
     kubernetes_runs::tests(&mut suite);
+    kubernetes_supervised::tests(&mut suite);
     cluster_queue::tests(&mut suite);
     first_hour::tests(&mut suite);
     labels::tests(&mut suite);

@@ -61,6 +61,8 @@ fn main() -> std::process::ExitCode {
     };
     // Held until this process ends.
     let _lock = options.lock.as_ref().map(|path| send::hold_lock(path));
+    // On a volume there may be that of an earlier pod.
+    let _ = options.record.as_ref().map(std::fs::remove_file);
     let kills_before = oom_kills();
     let record = match Job::start(&options) {
         Ok(job) => {

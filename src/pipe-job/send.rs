@@ -4,7 +4,8 @@
 //! `send --folder FOLDER --control FOLDER --streams PATHS --whole NAMES --checkpoints FOLDER --pattern PATTERN --last PATH`: the folder of
 //! the attempt; files that grow, which are sent as they do; folders whose files are sent once they do not change; the folder whose folders of
 //! these names are checkpoints, each of which is sent as a whole; and the record of the end, which is sent once all else was. Names have
-//! commas between them. With `--over yes --keep NAMES` the job is given up: what these folders have now is kept for the next attempt before
+//! commas between them. `--growing PATTERNS` names files of these folders that are only added to, `--without PATTERNS` those that stay, and
+//! `--after PATH` one that is sent after all others. With `--over yes --keep NAMES` the job is given up: what these folders have now is kept for the next attempt before
 //! anything is sent.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -124,6 +125,11 @@ struct Sender {
     streams: Vec<String>,
     whole: Vec<String>,
     checkpoints: Checkpoints,
+    /// Patterns of files that are only added to, and of files that stay.
+    growing: Vec<String>,
+    without: Vec<String>,
+    /// The file that is sent after all others.
+    after: String,
     /// The record of the end of the job.
     last: String,
     /// The files that `pipe` has.
@@ -148,6 +154,10 @@ impl Checkpoints {
         let is_one = !is_staged(name) && matches(self.pattern.as_bytes(), name.as_bytes());
         is_one.then(|| &path[..self.folder.len() + 1 + name.len()])
     }
+}
+
+fn is_any_of(patterns: &[String], path: &str) -> bool {
+    patterns.iter().any(|pattern| matches(pattern.as_bytes(), path.as_bytes()))
 }
 
 /// Whether a name is what the pattern describes: `*` is any text, `?` one character.
@@ -183,6 +193,9 @@ pub fn send(flags: &Flags) -> io::Result<()> {
             folder: flags.text("--checkpoints")?.to_owned(),
             pattern: flags.text("--pattern")?.to_owned(),
         },
+        growing: names("--growing")?,
+        without: names("--without")?,
+        after: flags.text("--after")?.to_owned(),
         last: flags.text("--last")?.to_owned(),
         sent: present()?,
         seen: BTreeMap::new(),
@@ -243,33 +256,42 @@ impl Sender {
         let (mut single, mut checkpoints) = (Vec::new(), BTreeMap::<String, Vec<(String, State)>>::new());
         for (path, state) in files {
             match self.checkpoints.of(&path) {
+                _ if is_any_of(&self.growing, &path) => self.stream(&path)?,
                 Some(checkpoint) => checkpoints.entry(checkpoint.to_owned()).or_default().push((path, state)),
                 // A checkpoint that is being written is in no other folder.
                 None if !is_staged(&path) || is_last && is_below(&self.whole, &path) => single.push((path, state)),
                 None => {}
             }
         }
-        for (path, state) in single {
-            if self.is_still(&path, state, is_last) && self.sent.get(&path) != Some(&state) {
-                self.file(&path)?;
-            }
-        }
+        let (after, single): (Vec<_>, Vec<_>) = single.into_iter().partition(|(path, _)| *path == self.after);
+        self.send_files(&single, is_last)?;
         for (path, files) in checkpoints {
             self.checkpoint(&path, &files, is_last)?;
         }
+        self.send_files(&after, is_last)?;
         if self.written.elapsed() > ALIVE_INTERVAL {
             self.frame(&Frame::of(Kind::Alive, ""))?;
         }
         self.to.flush()
     }
 
-    /// All files but those that grow and the record of the end, and whether each of their folders is there.
+    /// Sends those of these files that have changed, and are not changing now.
+    fn send_files(&mut self, files: &[(String, State)], is_last: bool) -> io::Result<()> {
+        for (path, state) in files {
+            if self.is_still(path, *state, is_last) && self.sent.get(path) != Some(state) {
+                self.file(path)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// All files but the streams, those that stay and the record of the end, and whether each of their folders is there.
     fn files(&self) -> io::Result<(BTreeMap<String, State>, bool)> {
         let (mut files, mut has_all) = (BTreeMap::new(), true);
         let names = self.whole.iter().chain(Some(&self.checkpoints.folder).filter(|folder| !folder.is_empty()));
         for name in names {
             let found = files_below(&self.folder, name, &mut |path, meta| {
-                if path != self.last && !self.streams.contains(&path) {
+                if path != self.last && !self.streams.contains(&path) && !is_any_of(&self.without, &path) {
                     files.insert(path, (meta.len(), changed(&meta)));
                 }
             });

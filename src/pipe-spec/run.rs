@@ -51,6 +51,8 @@ pub struct RunChoices {
     pub no_queue: bool,
     /// Whether a batch that is known not to fit ends the run, instead of being made smaller.
     pub as_asked: bool,
+    /// Whether a job of the engine supervises it, in place of a process of this machine.
+    pub supervised: bool,
 }
 
 /// The work of a run, with the state of that work.
@@ -137,6 +139,8 @@ struct RunFile {
     study: Option<StudyState>,
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     as_asked: bool,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    supervised: bool,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     infeasible: Option<String>,
     attempts: Vec<Attempt>,
@@ -146,7 +150,7 @@ impl From<RunFile> for RunState {
     fn from(file: RunFile) -> Self {
         let RunFile { effective_batch, steps, retries, result, infeasible, attempts, .. } = file;
         let single = SingleRun { effective_batch, steps, retries, result, infeasible, attempts };
-        let RunFile { job, ignore_ledger, no_queue, as_asked, .. } = file;
+        let RunFile { job, ignore_ledger, no_queue, as_asked, supervised, .. } = file;
         Self {
             id: file.id,
             name: file.name,
@@ -161,7 +165,7 @@ impl From<RunFile> for RunState {
             exit_code: file.exit_code,
             machine_failed: file.machine_failed,
             part_of: file.part_of,
-            choices: RunChoices { job, ignore_ledger, no_queue, as_asked },
+            choices: RunChoices { job, ignore_ledger, no_queue, as_asked, supervised },
             kind: match file.work {
                 WorkKind::Training => RunKind::Training(single),
                 WorkKind::Command => RunKind::Command(single),
@@ -180,7 +184,7 @@ impl From<RunState> for RunFile {
             RunKind::Stages(stages) => (SingleRun::default(), stages, None),
             RunKind::Study(study) => (SingleRun::default(), Vec::new(), Some(study)),
         };
-        let RunChoices { job, ignore_ledger, no_queue, as_asked } = state.choices;
+        let RunChoices { job, ignore_ledger, no_queue, as_asked, supervised } = state.choices;
         Self {
             id: state.id,
             name: state.name,
@@ -206,6 +210,7 @@ impl From<RunState> for RunFile {
             graph,
             study,
             as_asked,
+            supervised,
             infeasible: single.infeasible,
             attempts: single.attempts,
         }

@@ -66,6 +66,16 @@ impl RunFolder {
         self.0.join(".driver.log")
     }
 
+    /// The folder of this machine for the job that supervises the run in place of a process here.
+    pub fn supervisor(&self) -> PathBuf {
+        self.0.join(".supervisor")
+    }
+
+    /// The messages of the process here that follows that job.
+    pub fn follower_journal(&self) -> PathBuf {
+        self.supervisor().join("pipe.log")
+    }
+
     pub fn attempt(&self, number: u32) -> AttemptFolder {
         AttemptFolder(self.0.join("attempts").join(format!("{number:02}")))
     }

@@ -43,6 +43,12 @@ impl Variables {
         self.known.get(name).map(String::as_str)
     }
 
+    /// The variables whose names begin like this.
+    pub fn beginning_with<'a>(&'a self, prefix: &'a str) -> impl Iterator<Item = (&'a str, &'a str)> {
+        let all = self.known.iter().filter(move |(name, _)| name.starts_with(prefix));
+        all.map(|(name, value)| (name.as_str(), value.as_str()))
+    }
+
     /// Why a variable has no value that can be used.
     pub fn reason(&self, name: &str) -> String {
         match self.unreadable.contains(name) {

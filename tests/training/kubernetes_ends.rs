@@ -11,7 +11,7 @@ use crate::small_t5::{curve, folder, make_rows_longer, same_curve};
 use crate::undisturbed::{STEPS, attempts, curve_once, ends_by, is_undisturbed, prepared, train, train_with};
 
 /// Of trainings that run out of memory.
-const WIDE_EFFECTIVE: u64 = 48;
+pub const WIDE_EFFECTIVE: u64 = 48;
 
 pub fn tests(suite: &mut Suite) {
     let mut test = |name: &str, often: bool, test: fn(&Namespace)| {
@@ -36,17 +36,20 @@ fn training(namespace: &Namespace, more: &str) -> Folder {
     namespace.with(prepared(&format!("{}{SMALL}{more}", train(STEPS))))
 }
 
+/// A training that does not fit into `LIMITED`.
+pub fn wide(more: &str) -> Folder {
+    let folder = folder(&format!("{}{more}", train_with(STEPS / 2, WIDE_EFFECTIVE, 1e-3)));
+    make_rows_longer(&folder, "d_ff: 2048");
+    folder
+}
+
+pub const LIMITED: &str = "container: {gpus: 0, cpus: 1, memory: 260m}\nengine: kubernetes\n";
+
 /// The kernel kills at the limit of the container, and the cluster says OOMKilled.
 fn out_of_memory(namespace: &Namespace) {
-    let wide = |more: &str| {
-        let folder = folder(&format!("{}{more}", train_with(STEPS / 2, WIDE_EFFECTIVE, 1e-3)));
-        make_rows_longer(&folder, "d_ff: 2048");
-        folder
-    };
     let alone = wide("container: {gpus: 0, cpus: 1}\n");
     alone.pipe(&["run", "t5.yaml", "--engine", "process"]).exits(0);
-    let limits = "container: {gpus: 0, cpus: 1, memory: 260m}\nengine: kubernetes\n";
-    let folder = namespace.with(wide(limits));
+    let folder = namespace.with(wide(LIMITED));
     let reasons = namespace.watch_reasons();
     folder.pipe(&["run", "t5.yaml", "--set", "memory.worst_first=false"]).exits(0);
     let reasons = reasons.end();

@@ -142,7 +142,7 @@ pub struct ReproduceArgs {
 
 #[derive(Args)]
 pub struct AttachArgs {
-    /// An id, the beginning of an id, or latest
+    /// An id, the beginning of an id, or latest; ENGINE://RUN fetches a run that a job of the engine supervises
     #[arg(default_value = "latest")]
     pub run: String,
     /// Print the events as JSON lines, from the first event

@@ -5,12 +5,13 @@ use std::time::Duration;
 
 use pipe_search::Journal;
 use pipe_spec::pipeline::WorkKind;
-use pipe_spec::{PipeExit, RunState, Status};
+use pipe_spec::{RunState, Status};
 
 use crate::error::Error;
 use crate::execute::children::{self, Watcher};
 use crate::execute::stages::StagesWatcher;
 use crate::execute::study::{StudyView, StudyWatcher, storage};
+use crate::execute::supervised;
 use crate::input::load::{self, ParsedStudy};
 use crate::report::{Output, Reporter, say};
 use crate::run::{self, Listed};
@@ -23,7 +24,12 @@ const POLL_INTERVAL: Duration = Duration::from_millis(150);
 const MAX_TAKEOVERS: u32 = 5;
 
 pub fn run(wanted: &str, output: Output) -> Result<(), Error> {
-    let found = run::find(wanted)?;
+    // On another machine: `ENGINE://RUN`.
+    let fetched = match wanted.split_once("://") {
+        Some((engine, wanted)) => Some(super::runtime()?.block_on(supervised::fetch(engine, wanted))?),
+        None => None,
+    };
+    let found = run::find(fetched.as_deref().unwrap_or(wanted))?;
     found.check_is_no_copy()?;
     if !found.damage.is_empty() {
         return Err(Error::Damaged { id: found.state.id, damage: found.damage });
@@ -55,7 +61,10 @@ async fn watch(found: &Listed, reporter: Reporter, json: bool) -> Result<(), Err
             if takeovers > MAX_TAKEOVERS {
                 return Err(Error::NotDriven { log: found.folder().driver_log() });
             }
-            watcher.reporter.note("no pipe process is running this run: starting one in the background");
+            watcher.reporter.note(match state.choices.supervised {
+                true => "following the job that supervises this run, by a process in the background",
+                false => "no pipe process is running this run: starting one in the background",
+            });
             children::start_watched(&found.folder())?;
             continue;
         }
@@ -63,7 +72,7 @@ async fn watch(found: &Listed, reporter: Reporter, json: bool) -> Result<(), Err
         parts.show(&state, &mut watcher.reporter)?;
         if state.status != Status::Running {
             parts.end(&state, &found.folder, &mut watcher.reporter);
-            return over(&state);
+            return children::over(&state);
         }
         tokio::time::sleep(POLL_INTERVAL).await;
     }
@@ -120,19 +129,5 @@ impl Parts {
                 reporter.study_ended(state, folder, &view.summary());
             }
         }
-    }
-}
-
-fn over(state: &RunState) -> Result<(), Error> {
-    let code = state.exit_code.and_then(PipeExit::from_code);
-    match state.status {
-        Status::Finished => Ok(()),
-        Status::Stopped if state.error.as_deref() == Some(&Error::Interrupted.to_string()) => {
-            Err(Error::Stopped { id: state.id.clone() })
-        }
-        _ => Err(Error::RunEnded {
-            reason: state.error.clone().unwrap_or_else(|| state.status.name().to_owned()),
-            code: code.unwrap_or(PipeExit::TrainingFailed),
-        }),
     }
 }

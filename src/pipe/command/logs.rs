@@ -90,7 +90,13 @@ fn of_run(found: &Listed, options: &LogsOptions) -> Result<(), Error> {
             }
             Status::Orphaned => {
                 printer.end();
-                say(&format!("no pipe process is running this run: `pipe attach {}` continues it", now.state.id));
+                let id = &now.state.id;
+                say(&match now.state.choices.supervised {
+                    true => {
+                        format!("the run continues in a job of its engine: `pipe attach {id}` brings its files here")
+                    }
+                    false => format!("no pipe process is running this run: `pipe attach {id}` continues it"),
+                });
                 return Ok(());
             }
             _ => {

@@ -131,7 +131,7 @@ fn print_table(runs: &[Listed]) {
         let attempts = if state.work().is_single() { state.attempts().len().to_string() } else { "-".to_owned() };
         table.row(vec![
             if is_below { format!("  {}", state.id) } else { state.id.clone() },
-            state.status.name().to_owned(),
+            run.status_name().to_owned(),
             attempts,
             steps,
             metric(state),
@@ -199,6 +199,7 @@ fn remark_of_state(run: &Listed) -> String {
     }
     let remark = match run.state.status {
         Status::Running => run.state.doing.clone().unwrap_or_default(),
+        Status::Orphaned if run.state.choices.supervised => run.state.doing.clone().unwrap_or_default(),
         Status::Orphaned | Status::Stopped if run.left_behind.is_empty() => "`pipe resume` continues it".to_owned(),
         _ if !run.left_behind.is_empty() => {
             "its container is still running; `pipe attach` continues the run".to_owned()

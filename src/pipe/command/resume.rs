@@ -7,7 +7,7 @@ use pipe_spec::pipeline::WorkKind;
 use super::{print_detached, print_found, runtime};
 use crate::bucket::restore::restore;
 use crate::error::Error;
-use crate::execute::{children, copy_finished, resume};
+use crate::execute::{children, copy_finished, resume, supervised};
 use crate::input::load;
 use crate::report::compare::{changeable_settings, may_change};
 use crate::report::{Output, Reporter, print};
@@ -57,11 +57,16 @@ pub fn run(options: &ResumeOptions) -> Result<(), Error> {
         .iter()
         .try_for_each(|set| is_changeable(set, &if is_study { OF_STUDIES.to_vec() } else { changeable_settings() }))?;
     if options.detach {
+        let is_supervised = supervised::begin_detached(&found)?;
         children::start_detached(&found.folder(), &options.set)?;
+        if is_supervised {
+            let reporter = Reporter::new(options.output);
+            runtime()?.block_on(supervised::handed_over(&found.folder(), &reporter))?;
+        }
         print_detached(&found.state.id, &found.folder, options.output);
         return Ok(());
     }
-    load::enter_folder(&found.state.cwd)?;
+    supervised::enter_folder(&found.state)?;
     runtime()?.block_on(async {
         let mut interrupts = Interrupts::listen()?;
         let mut reporter = Reporter::new(options.output);

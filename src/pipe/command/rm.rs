@@ -46,7 +46,9 @@ fn remove(run: &Listed, _owner: &Owner, force: bool) -> Result<(), Error> {
     let engine = engine_name(run);
     // A folder that says nothing of an engine has never had a job.
     let may_have_jobs = !(engine.is_empty() && run.state.attempts().is_empty()) && run.original().is_none();
-    if may_have_jobs && run.state.status != Status::Finished && registry::keeps_jobs(&engine) {
+    // The one that supervised it is removed when its last files have come.
+    let may_have_jobs = may_have_jobs && (run.state.status != Status::Finished || run.state.choices.supervised);
+    if may_have_jobs && registry::keeps_jobs(&engine) {
         match super::ls::jobs(&engine, run.state.engine_address.as_deref()) {
             Ok(jobs) => {
                 for job in jobs.iter().filter(|job| job.run == *id) {

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use pipe_spec::lock::LockedRepository;
 use pipe_spec::run::StageState;
-use pipe_spec::{Job, Pipeline, Status};
+use pipe_spec::{Job, Pipeline, RunFolder, Status};
 use serde_json::{Value, json};
 
 use super::{print_detached, print_found, runtime};
@@ -15,7 +15,9 @@ use crate::error::Error;
 use crate::execute::launch::template::{self, JobTemplate};
 use crate::execute::single::StartMode;
 use crate::execute::stages::{self, Selection};
-use crate::execute::{Plan, children, drive, move_here, obstacle, resume, resume_here, resume_here_detached};
+use crate::execute::{
+    Plan, children, drive, move_here, obstacle, resume, resume_here, resume_here_detached, supervised,
+};
 use crate::input::hub::HubAccess;
 use crate::input::load::{self, Loaded, ParsedStages, Request};
 use crate::report::{Output, Reporter, print_json};
@@ -103,12 +105,19 @@ async fn start(options: &RunOptions, created: &mut Option<String>) -> Result<(),
         print_json(&description);
         return Ok(());
     }
-    let run = Run::create(&loaded.pipeline, &loaded.text, engine.name(), options.choices)?;
+    let mut run = Run::create(&loaded.pipeline, &loaded.text, engine.name(), options.choices)?;
     *created = Some(run.state.id.clone());
     if options.detach {
         let (folder, id) = (run.folder.clone(), run.state.id.clone());
+        let is_supervised = registry::supervises(engine.name(), &loaded.pipeline);
+        if is_supervised {
+            supervised::begin(&mut run)?;
+        }
         drop(run);
         children::start_detached(&folder, &[])?;
+        if is_supervised {
+            hand_over(&folder, &id, &reporter, &mut interrupts).await?;
+        }
         print_detached(&id, &folder.path().display().to_string(), options.output);
         return Ok(());
     }
@@ -116,6 +125,22 @@ async fn start(options: &RunOptions, created: &mut Option<String>) -> Result<(),
     let found = drive(run, plan, StartMode::New, &mut reporter, &mut interrupts).await?;
     print_found(found.as_ref(), options.output.is_json());
     Ok(())
+}
+
+/// Waits until a job supervises a run in place of this machine, or until a person does not want to wait.
+async fn hand_over(
+    folder: &RunFolder,
+    id: &str,
+    reporter: &Reporter,
+    interrupts: &mut Interrupts,
+) -> Result<(), Error> {
+    tokio::select! {
+        done = supervised::handed_over(folder, reporter) => done,
+        _ = interrupts.next() => {
+            reporter.note(&format!("this machine is still needed; `pipe attach {id}` says for how long, `pipe stop {id}` stops the run"));
+            Ok(())
+        }
+    }
 }
 
 /// The same for a pipeline of several stages.
@@ -205,7 +230,11 @@ async fn resume_found(
     interrupts: &mut Interrupts,
 ) -> Result<(), Error> {
     if options.detach {
+        let is_supervised = supervised::begin_detached(found)?;
         resume_here_detached(found, loaded)?;
+        if is_supervised {
+            hand_over(&found.folder(), &found.state.id, reporter, interrupts).await?;
+        }
         print_detached(&found.state.id, &found.folder, options.output);
         return Ok(());
     }

@@ -60,11 +60,11 @@ pub fn run(wanted: &str, json: bool) -> Result<(), Error> {
     }
     let state = &found.state;
     print(&format!("run      {}", state.id));
-    print(&format!("status   {}", state.status.name()));
+    print(&format!("status   {}", found.status_name()));
     if let Some(error) = &state.error {
         print(&format!("error    {}", error.replace('\n', "\n         ")));
     }
-    if let Some(doing) = state.doing.as_ref().filter(|_| state.status == Status::Running) {
+    if let Some(doing) = state.doing.as_ref().filter(|_| found.status_name() == Status::Running.name()) {
         print(&format!("doing    {doing}"));
     }
     answer.iter().flat_map(answer_lines).for_each(|line| print(&line));
@@ -75,7 +75,7 @@ pub fn run(wanted: &str, json: bool) -> Result<(), Error> {
     }
     print(&format!("folder   {}", found.folder));
     result_lines(state, found.folder().path()).iter().for_each(|line| print(line));
-    if !found.left_behind.is_empty() {
+    if !found.left_behind.is_empty() && !state.choices.supervised {
         print(&format!("left     {} (`pipe attach` continues the run)", found.left_behind.join(", ")));
     }
     if !state.stages().is_empty() {

@@ -7,8 +7,7 @@ use pipe_spec::{RunFolder, Status, Variables};
 
 use crate::engine::registry;
 use crate::error::Error;
-use crate::execute::resume;
-use crate::input::load;
+use crate::execute::{resume, supervised};
 use crate::report::{Output, Reporter, print, say};
 use crate::run::{self, Listed, Owner};
 use crate::system::files::{self, belongs_to};
@@ -51,7 +50,8 @@ fn signal_owner(found: &Listed, request: StopRequest, output: Output) -> Result<
     }
     let Some(owner) = Owner::process(&folder) else { return Ok(()) };
     let pid = owner.pid;
-    if owner.is_here() {
+    // SIGTERM ends the process that only follows a supervising job, or that job.
+    if owner.is_here() && !found.state.choices.supervised {
         request.send(pid);
     } else {
         Owner::ask(&folder, request)?;
@@ -101,7 +101,7 @@ fn stop_timeout(folder: &RunFolder) -> Duration {
 
 /// The run has no `pipe` process: this process takes it over and stops it.
 fn take_over_and_stop(found: &Listed, request: StopRequest, output: Output) -> Result<(), Error> {
-    load::enter_folder(&found.state.cwd)?;
+    supervised::enter_folder(&found.state)?;
     super::runtime()?.block_on(async {
         let mut interrupts = Interrupts::listen()?.with_pending(request);
         let mut reporter = Reporter::new(output);

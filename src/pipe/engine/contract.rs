@@ -12,7 +12,7 @@ use pipe_spec::pipeline::{Container, EngineRequest, Gpus, Image, SectionType};
 use pipe_spec::run::LogPosition;
 use serde::Serialize;
 
-use super::job::Launch;
+use super::job::{Launch, SUPERVISOR};
 use super::output::LineReceiver;
 use crate::error::Error;
 use crate::gpu::Card;
@@ -153,6 +153,11 @@ pub trait JobHandle {
         false
     }
 
+    /// Whether files of a job that has ended lie where the next one would overwrite them, and did not come here.
+    fn has_left_files(&self) -> bool {
+        false
+    }
+
     /// How a job whose lines have ended came to its end.
     async fn ending(&mut self) -> Result<Ending, Error>;
 
@@ -280,10 +285,11 @@ pub struct EngineJob {
     pub attempt: Option<u32>,
 }
 
-/// Removes the jobs of a run that a `pipe` that is gone has left, except for one attempt.
+/// Removes the jobs of a run that a `pipe` that is gone has left, except for one attempt and for the job that supervises the run.
 pub async fn remove_jobs_of(engine: &dyn Engine, run_id: &str, except: Option<u32>) -> Result<(), Error> {
     for job in engine.jobs().await? {
-        if job.run == run_id && (except.is_none() || job.attempt != except) {
+        let is_kept = job.attempt == Some(SUPERVISOR) || except.is_some() && job.attempt == except;
+        if job.run == run_id && !is_kept {
             engine.remove(&job.id).await?;
         }
     }
@@ -300,6 +306,8 @@ pub struct Registration {
     pub nodes: fn(&EngineRequest) -> u32,
     /// Where its jobs pull the images of `pipe` from, as far as the pipeline says.
     pub repository: fn(&EngineRequest) -> Option<String>,
+    /// Whether a job supervises a run that is detached, as the pipeline asks.
+    pub supervises: fn(&EngineRequest) -> bool,
     /// Connects to the engine, or says why it does not answer.
     pub connect: fn(Connection) -> Connecting,
     /// Whether it is tried where a pipeline names none.

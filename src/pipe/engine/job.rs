@@ -5,6 +5,17 @@ use std::path::PathBuf;
 
 use pipe_spec::pipeline::{Container, Gpus};
 
+/// The attempt number of the job that supervises a run: those of trainings begin at 1.
+pub const SUPERVISOR: u32 = 0;
+
+/// Set in that job alone.
+pub const SUPERVISOR_VARIABLE: &str = "PIPE_SUPERVISOR";
+
+/// Whether this process is the one that supervises a run in a job of the engine.
+pub fn is_supervisor() -> bool {
+    std::env::var_os(SUPERVISOR_VARIABLE).is_some()
+}
+
 /// A job, complete: an engine never reads the pipeline.
 #[derive(Clone, Debug)]
 pub struct Launch {
@@ -36,6 +47,8 @@ pub struct Launch {
 pub struct Mounts {
     pub writable: Vec<(PathBuf, PathBuf)>,
     pub read_only: Vec<(PathBuf, PathBuf)>,
+    /// Folders that begin empty and go with the job, as it sees them.
+    pub scratch: Vec<PathBuf>,
 }
 
 /// The resources that a job gets on each of its machines.
@@ -50,6 +63,11 @@ pub struct Resources {
 }
 
 impl Launch {
+    /// Whether it is the job that supervises the run.
+    pub fn supervises(&self) -> bool {
+        self.attempt == SUPERVISOR
+    }
+
     /// A job that does nothing, with what a container may have.
     pub fn example(container: &Container, nodes: u32) -> Self {
         Self {

@@ -20,6 +20,6 @@ pub use contract::{
     BuiltImage, Check, CheckStatus, ConnectImages, Connection, EndedBy, Ending, Engine, EngineJob, FoundJob, Host,
     ImageStore, JobHandle, Progress, Registration, StartedJob, remove_jobs_of,
 };
-pub use job::{JobProgram, Launch, Mounts, Resources};
+pub use job::{JobProgram, Launch, Mounts, Resources, SUPERVISOR, SUPERVISOR_VARIABLE, is_supervisor};
 pub use output::{Closed, Line, LineSender, OUTPUT_INTERVAL, Output, Source, channel as line_channel, release};
 pub use sockets::EngineSockets;

@@ -39,6 +39,7 @@ pub const REGISTRATION: Registration = Registration {
     section: None,
     nodes: |_| 1,
     repository: |_| None,
+    supervises: |_| false,
     connect: |connection| {
         async move {
             // A command runs where there is none.

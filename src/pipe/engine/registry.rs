@@ -151,6 +151,11 @@ pub fn repository(pipeline: &Pipeline) -> Option<String> {
     (engine.repository)(&pipeline.engine_request())
 }
 
+/// Whether a job of the engine of this name supervises the run of a pipeline when it is detached.
+pub fn supervises(name: &str, pipeline: &Pipeline) -> bool {
+    find(name).is_ok_and(|engine| (engine.supervises)(&pipeline.engine_request()))
+}
+
 /// Help for `pipe doctor --engine`: a text for each engine that has one.
 pub fn doctor_help() -> String {
     let helps = ENGINES.iter().filter(|engine| !engine.doctor_help.is_empty());

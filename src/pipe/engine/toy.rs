@@ -59,6 +59,7 @@ pub const REGISTRATION: Registration = Registration {
     section: Some(SectionType::of::<ToySection>()),
     nodes: |request| request.section::<ToySection>(NAME).nodes,
     repository: |_| None,
+    supervises: |_| false,
     connect: |connection| {
         let engine = ToyEngine { settings: connection.request.section(NAME) };
         async { Ok(Box::new(engine) as Box<dyn Engine>) }.boxed_local()

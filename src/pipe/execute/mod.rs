@@ -10,6 +10,7 @@ pub mod predict;
 pub mod single;
 pub mod stages;
 pub mod study;
+pub mod supervised;
 
 use launch::{environment, template};
 use pipe_spec::pipeline::{EngineRequest, WorkKind};
@@ -20,7 +21,7 @@ use stages::StagesDriver;
 use study::StudyDriver;
 
 use crate::bucket::mirror::Mirror;
-use crate::engine::{Engine, registry};
+use crate::engine::{Engine, is_supervisor, registry};
 use crate::error::Error;
 use crate::input::hub::HubAccess;
 use crate::input::load::{self, Loaded, ParsedStages, ParsedStudy, Request};
@@ -90,10 +91,16 @@ pub async fn resume(
         WorkKind::Stages => return resume_stages(found, set, reporter, interrupts).await,
         WorkKind::Study => return resume_study(found, set, reporter, interrupts).await,
     }
-    let run = Run::take_over(found)?;
+    let run = supervised::take_over(found)?;
     if !lock::has_own_settings(&run.folder) {
         let change = "settings: resolved.yaml was changed after pipe wrote it".to_owned();
         return Err(Error::InputsChanged { changes: vec![change] });
+    }
+    if run.state.choices.supervised {
+        interrupts.end_on_sigterm();
+    }
+    if supervised::is_followed(&run.state) {
+        return supervised::follow(run, set, reporter, interrupts).await.map(|()| None);
     }
     let pins = load::pins(lock::read(&run.folder).as_ref());
     let request = Request { file: run.folder.resolved(), set: set.to_vec(), access: HubAccess::Fetch, pins };
@@ -168,6 +175,14 @@ pub async fn resume_here(
 ) -> Result<Option<FoundBatch>, Error> {
     let run = take_here(found)?;
     let changed = is_changed(&run, loaded);
+    if supervised::is_followed(&run.state) {
+        interrupts.end_on_sigterm();
+        if changed {
+            write_settings(&run, loaded)?;
+        }
+        run.save()?;
+        return supervised::follow(run, &[], reporter, interrupts).await.map(|()| None);
+    }
     drive_single(run, loaded, changed, reporter, interrupts).await
 }
 
@@ -223,7 +238,10 @@ async fn drive_single(
     if run.is_open() && address.is_some() && engine.address() != address {
         return Err(Error::JobElsewhere { id: run.state.id, engine: engine.describe() });
     }
-    template::check(engine.as_ref(), &loaded.pipeline, run.state.choices.job)?;
+    // Where a job supervises the run, that was checked before, and the libraries of the trainer are in its image alone.
+    if !is_supervisor() {
+        template::check(engine.as_ref(), &loaded.pipeline, run.state.choices.job)?;
+    }
     if changed {
         write_settings(&run, loaded)?;
     }

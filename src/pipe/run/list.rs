@@ -51,7 +51,10 @@ impl Listed {
         match state.status {
             Status::Running if !owned => {
                 state.status = Status::Orphaned;
-                state.error = Some("the pipe process of the run was killed".to_owned());
+                match state.choices.supervised {
+                    true => state.doing = Some(format!("in a job of {}: `pipe attach` follows it", state.engine)),
+                    false => state.error = Some("the pipe process of the run was killed".to_owned()),
+                }
             }
             // It is being resumed, and run.json does not say so yet.
             Status::Stopped | Status::Failed if owned => {
@@ -111,6 +114,14 @@ impl Listed {
     /// Whether it is a stage or trial of one of these runs.
     pub fn is_part_of(&self, wholes: &HashSet<String>) -> bool {
         self.wholes().any(|whole| wholes.contains(whole))
+    }
+
+    /// Its status in a word.
+    pub fn status_name(&self) -> &'static str {
+        match self.state.status {
+            Status::Orphaned if self.state.choices.supervised => Status::Running.name(),
+            status => status.name(),
+        }
     }
 
     /// Whether a live process owns it.

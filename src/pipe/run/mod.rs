@@ -26,7 +26,9 @@ use crate::system::clock::{iso, now};
 use crate::system::files::{Space, absolute, write_json, write_whole};
 
 pub use events::{EventLog, Follow, Repeated};
-pub use list::{Filter, LATEST, Listed, Since, find, find_single, ids_of, latest, list, sort_stages, stages_of};
+pub use list::{
+    Filter, LATEST, Listed, Since, find, find_single, ids_of, latest, list, read_state, sort_stages, stages_of,
+};
 pub use notes::{Change as NotesChange, MAX_NOTE, NoteText, Notes, Tag};
 pub use owner::{Owner, OwnerProcess};
 pub use record::{Record, losses, stage_answers, unit};

@@ -166,7 +166,7 @@ fn write_heartbeats(mut file: File, text: &str, request: &Path, ended: &mpsc::Re
             _ => continue,
         };
         std::fs::remove_file(request).ok();
-        asked.send(std::process::id().cast_signed());
+        asked.pass_on();
     }
 }
 

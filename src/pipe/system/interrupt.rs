@@ -1,5 +1,5 @@
 //! Signals: SIGTERM asks for a graceful stop, however often it comes; Ctrl-C asks for one and a second Ctrl-C for a hard one;
-//! SIGQUIT asks for a hard one at once.
+//! SIGQUIT asks for a hard one at once. SIGUSR1 is SIGTERM where that ends this process alone and not its run.
 //!
 //! Blocking work in a thread, so that Ctrl-C is handled meanwhile.
 
@@ -43,12 +43,23 @@ impl StopRequest {
         };
         Pid::from_raw(pid).is_some_and(|pid| kill_process(pid, signal).is_ok())
     }
+
+    /// Gives the request to this process, which somebody has written down for it.
+    pub fn pass_on(self) {
+        match self {
+            Self::Graceful => {
+                kill_process(rustix::process::getpid(), rustix::process::Signal::USR1).unwrap_or_default()
+            }
+            Self::Hard => drop(self.send(std::process::id().cast_signed())),
+        }
+    }
 }
 
 pub struct Interrupts {
     sigint: Signal,
     sigterm: Signal,
     sigquit: Signal,
+    sigusr1: Signal,
     /// A request that no signal brought.
     pending: Option<StopRequest>,
     /// Whether a stop was requested before.
@@ -63,6 +74,7 @@ impl Interrupts {
             sigint: listen(SignalKind::interrupt())?,
             sigterm: listen(SignalKind::terminate())?,
             sigquit: listen(SignalKind::quit())?,
+            sigusr1: listen(SignalKind::user_defined1())?,
             pending: None,
             asked: false,
         })
@@ -71,6 +83,14 @@ impl Interrupts {
     /// With a request that counts as the first.
     pub fn with_pending(self, pending: StopRequest) -> Self {
         Self { pending: Some(pending), ..self }
+    }
+
+    /// From here on SIGTERM ends this process at once: another one takes its run over, which goes on meanwhile.
+    pub fn end_on_sigterm(&self) {
+        // SAFETY: no handler is set.
+        unsafe {
+            libc::signal(libc::SIGTERM, libc::SIG_DFL);
+        }
     }
 
     /// Leaves a request that ended a wait to those who watch the job: `next` gives it again.
@@ -90,6 +110,7 @@ impl Interrupts {
             None => tokio::select! {
                 _ = self.sigint.recv() => if self.asked { StopRequest::Hard } else { StopRequest::Graceful },
                 _ = self.sigterm.recv() => StopRequest::Graceful,
+                _ = self.sigusr1.recv() => StopRequest::Graceful,
                 _ = self.sigquit.recv() => StopRequest::Hard,
             },
         };
@@ -102,6 +123,7 @@ impl Interrupts {
         tokio::select! {
             _ = self.sigint.recv() => {}
             _ = self.sigterm.recv() => {}
+            _ = self.sigusr1.recv() => {}
             _ = self.sigquit.recv() => {}
         }
     }

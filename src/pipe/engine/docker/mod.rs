@@ -55,6 +55,7 @@ pub const REGISTRATION: Registration = Registration {
     section: None,
     nodes: |_| 1,
     repository: |_| None,
+    supervises: |_| false,
     connect: |_| async { Ok(Box::new(DockerEngine::connect().await?) as Box<dyn Engine>) }.boxed_local(),
     is_tried: true,
     keeps_jobs: true,

@@ -10,6 +10,7 @@ use kube::{Client, Config};
 use serde::{Deserialize, Serialize};
 
 use super::section::Pods;
+use crate::engine::is_supervisor;
 use crate::error::Error;
 
 /// How long the cluster may take to say that it is there.
@@ -154,11 +155,15 @@ pub async fn answer<T>(request: impl Future<Output = kube::Result<T>>) -> Answer
 impl Cluster {
     /// The cluster where a run has begun, or for a new one where the pipeline says.
     pub async fn connect(settings: &Pods, begun: Option<&Location>) -> Result<Self, Error> {
-        let begun = begun.filter(|begun| !begun.is_left(settings));
-        let (config, context) = config(settings, begun).await?;
-        let address = config.cluster_url.to_string().trim_end_matches('/').to_owned();
-        if let Some(begun) = begun.filter(|begun| begun.server != address) {
-            return Err(begun.is_gone());
+        // The pod that supervises a run is in its cluster, which has another address there.
+        let is_inside = is_supervisor();
+        let begun = begun.filter(|begun| is_inside || !begun.is_left(settings));
+        let (config, context) = if is_inside { (own_cluster()?, None) } else { config(settings, begun).await? };
+        let mut address = config.cluster_url.to_string().trim_end_matches('/').to_owned();
+        match begun.filter(|begun| begun.server != address) {
+            Some(begun) if is_inside => address.clone_from(&begun.server),
+            Some(begun) => return Err(begun.is_gone()),
+            None => {}
         }
         let named = begun.map(|begun| begun.namespace.clone()).or_else(|| settings.namespace.clone());
         let namespace = named.unwrap_or_else(|| config.default_namespace.clone());
@@ -258,12 +263,18 @@ impl Cluster {
     }
 }
 
+fn failed(reason: String) -> Error {
+    let hint = "set KUBECONFIG, or kubernetes.context to one of `kubectl config get-contexts`".to_owned();
+    Error::NoEngine { reason, hint }
+}
+
+/// The cluster that this process runs in.
+fn own_cluster() -> Result<Config, Error> {
+    Config::incluster().map_err(|error| failed(format!("no access to the cluster from its pod: {}", innermost(&error))))
+}
+
 /// Where a run has begun, else the context that the pipeline names, else the current one, with its name; in a pod, that of the pod.
 async fn config(settings: &Pods, begun: Option<&Location>) -> Result<(Config, Option<String>), Error> {
-    let failed = |reason: String| Error::NoEngine {
-        reason,
-        hint: "set KUBECONFIG, or kubernetes.context to one of `kubectl config get-contexts`".to_owned(),
-    };
     match Kubeconfig::read() {
         Ok(read) => {
             let context = match begun {

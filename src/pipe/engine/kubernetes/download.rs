@@ -1,7 +1,7 @@
 //! Brings back what a job writes, while it runs. A connection that breaks is made again, and continues where it was.
 
 use std::fs::File;
-use std::io::{self, Seek, SeekFrom, Write};
+use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,7 +14,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 use super::client::Cluster;
 use super::frames::{Frame, Kind};
-use super::plan::Plan;
+use super::plan::{INCOMING, Plan};
 use super::pod;
 use super::upload::{MAX_DEPTH, changed, last_words, soon};
 
@@ -130,7 +130,32 @@ fn present(plan: &Plan) -> Vec<Frame> {
     for written in &plan.written {
         below(&written.host, &written.name, 0, &mut frames);
     }
+    frames.retain(|frame| !plan.is_of_machine(&frame.path));
+    for frame in frames.iter_mut().filter(|frame| plan.is_growing(&frame.path)) {
+        frame.size = plan.local(&frame.path).map_or(0, |(_, path)| whole_lines(&path, frame.size));
+    }
     frames
+}
+
+/// The size of a file without half a line at its end: another `pipe` may end that line in another way.
+fn whole_lines(path: &Path, size: u64) -> u64 {
+    let read = || {
+        let mut file = File::open(path)?;
+        let mut end = size;
+        let mut piece = vec![0; PIECE];
+        while end > 0 {
+            let begin = end.saturating_sub(PIECE as u64);
+            let piece = &mut piece[..(end - begin) as usize];
+            file.seek(SeekFrom::Start(begin))?;
+            file.read_exact(piece)?;
+            if let Some(last) = piece.iter().rposition(|byte| *byte == b'\n') {
+                return Ok(begin + last as u64 + 1);
+            }
+            end = begin;
+        }
+        io::Result::Ok(0)
+    };
+    read().unwrap_or(0)
 }
 
 fn below(folder: &Path, path: &str, depth: usize, to: &mut Vec<Frame>) {
@@ -149,9 +174,6 @@ fn below(folder: &Path, path: &str, depth: usize, to: &mut Vec<Frame>) {
     }
 }
 
-/// The end of the name of what is not here as a whole: readers of the run folder skip it.
-const INCOMING: &str = ".incoming.tmp";
-
 /// Where files of a folder lie until all of them are here.
 fn staged(folder: &Path) -> PathBuf {
     let name = folder.file_name().unwrap_or_default().to_string_lossy();
@@ -163,7 +185,7 @@ async fn take(plan: &Plan, frame: &Frame, from: &mut (impl AsyncRead + Unpin)) -
     if frame.kind == Kind::Alive {
         return Ok(());
     }
-    let found = plan.local(&frame.path).filter(|_| frame.is_inside());
+    let found = plan.local(&frame.path).filter(|_| frame.is_inside() && !plan.is_of_machine(&frame.path));
     let (written, path) = found.ok_or_else(|| io::Error::other(format!("unexpected file {}", frame.path)))?;
     let base = &written.host;
     match frame.kind {
@@ -361,7 +383,27 @@ mod tests {
                 checkpoints: Some((".".to_owned(), "checkpoint-*".to_owned())),
                 ..Launch::example(&Container::default(), 1)
             };
-            let ended = Self { plan: Plan::new(&launch, &Pods::default()), folder };
+            Self::of(folder, &launch)
+        }
+
+        /// A job that has supervised a run.
+        fn supervisor() -> Self {
+            let folder = tempfile::tempdir().unwrap();
+            let here = folder.path().join("here/run");
+            let job_folder = (here.join(".supervisor/job"), PathBuf::from("/run/pipe/job"));
+            let mounts = Mounts { writable: vec![(here.clone(), here), job_folder.clone()], ..Mounts::default() };
+            let launch = Launch {
+                attempt: 0,
+                job_folder,
+                mounts,
+                checkpoints: Some(("checkpoints".to_owned(), "*".to_owned())),
+                ..Launch::example(&Container::default(), 1)
+            };
+            Self::of(folder, &launch)
+        }
+
+        fn of(folder: tempfile::TempDir, launch: &Launch) -> Self {
+            let ended = Self { plan: Plan::new(launch, &Pods::default()), folder };
             std::fs::create_dir_all(ended.folder.path().join("control")).unwrap();
             std::fs::write(ended.folder.path().join("control/lock"), "").unwrap();
             ended
@@ -426,6 +468,40 @@ mod tests {
         left.sort();
         let wanted = ["job/end.json", "output/a", "output/checkpoint-5/weights", "output/checkpoint-6/weights"];
         assert_eq!(left, wanted);
+    }
+
+    #[tokio::test]
+    async fn of_a_supervised_run_everything_comes_but_what_each_machine_has_for_itself() {
+        let job = Ended::supervisor();
+        for path in ["run/run.json", "run/checkpoints/step-1/a", "run/.owner", "run/notes.json", "job/end.json"] {
+            job.write(path);
+        }
+        job.write("run/track/events.out");
+        std::fs::write(job.there("run/events.jsonl"), "one\ntwo\n").unwrap();
+        let own = |path: &str, text: &str| {
+            std::fs::create_dir_all(job.here(path).parent().unwrap()).unwrap();
+            std::fs::write(job.here(path), text).unwrap();
+        };
+        own("run/.owner", "me");
+        own("run/.supervisor/pipe.log", "following\n");
+        own("run/notes.json", "mine");
+        own("run/old.json", "gone since");
+        // Half a line of a `pipe` that was killed.
+        own("run/events.jsonl", "one\ntw");
+        let inode = std::os::unix::fs::MetadataExt::ino(&job.here("run/events.jsonl").metadata().unwrap());
+        job.fetch().await.unwrap();
+        let read = |path: &str| std::fs::read_to_string(job.here(path)).unwrap();
+        assert_eq!((read("run/.owner"), read("run/notes.json")), ("me".to_owned(), "mine".to_owned()));
+        assert_eq!(read("run/events.jsonl"), "one\ntwo\n");
+        assert_eq!(std::os::unix::fs::MetadataExt::ino(&job.here("run/events.jsonl").metadata().unwrap()), inode);
+        assert_eq!((read("run/run.json"), read("run/checkpoints/step-1/a").len()), ("run/run.json".to_owned(), 24));
+        assert_eq!(read("run/.supervisor/job/end.json"), "job/end.json");
+        assert!(!job.here("run/old.json").exists() && job.here("run/track/events.out").exists());
+        assert!(job.here("run/.supervisor/pipe.log").exists());
+        // The next job gets the rest.
+        let carried: Vec<_> = crate::engine::kubernetes::upload::list(&job.plan).unwrap();
+        assert!(carried.iter().all(|file| !file.path.contains("/run/.") && !file.path.ends_with("notes.json")));
+        assert!(carried.iter().any(|file| file.path.ends_with("run/checkpoints/step-1/a")));
     }
 
     /// So that nothing is taken for finished whose files broke off.

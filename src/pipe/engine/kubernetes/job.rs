@@ -57,6 +57,13 @@ const REMOVE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Seconds after its own timeout that the first process may take to end a job.
 const LATE_SECONDS: u32 = 10;
 
+/// Requests that were made of the job which supervises a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Asked {
+    Stop,
+    StopAtOnce,
+}
+
 /// State shared by the task that follows a job and the handle that ends it.
 #[derive(Default)]
 pub struct Shared {
@@ -69,6 +76,8 @@ pub struct Shared {
     is_killed: AtomicBool,
     /// The seconds of a request to end that the cluster has not taken yet.
     request: Mutex<Option<u32>>,
+    /// The request that the `pipe` in the pod gets.
+    told: Mutex<Option<Asked>>,
     progress: Arc<Progress>,
 }
 
@@ -110,12 +119,17 @@ pub struct PodJob {
     program: JobProgram,
     /// The folder of the job on this machine.
     folder: PathBuf,
+    /// How the `pipe` in it is asked to stop, and at once, where it supervises a run.
+    stop_words: Option<[Vec<String>; 2]>,
+    has_volume: bool,
     shared: Arc<Shared>,
 }
 
 impl PodJob {
-    pub fn new(cluster: Cluster, launch: &Launch, name: String, shared: Arc<Shared>) -> Self {
+    pub fn new(cluster: Cluster, launch: &Launch, name: String, has_volume: bool, shared: Arc<Shared>) -> Self {
         Self {
+            stop_words: launch.supervises().then(|| [false, true].map(|at_once| pod::stop_words(launch, at_once))),
+            has_volume,
             cluster,
             name,
             grace: pod::grace(launch),
@@ -152,6 +166,34 @@ impl PodJob {
         Some(seen)
     }
 
+    /// Asks the `pipe` in the pod to stop the run that it supervises. A signal to the pod would end that `pipe` alone.
+    fn tell(&self, asked: Asked, words: &[Vec<String>; 2]) {
+        let before = lock(&self.shared.told).replace(asked);
+        if before >= Some(asked) {
+            *lock(&self.shared.told) = before;
+            return;
+        }
+        let words = words[usize::from(asked == Asked::StopAtOnce)].clone();
+        let (cluster, name, shared) = (self.cluster.clone(), self.name.clone(), Arc::clone(&self.shared));
+        tokio::spawn(async move {
+            loop {
+                let stage = lock(&shared.pod).as_deref().map(state::stage);
+                match stage {
+                    Some(Stage::Runs { .. }) => {
+                        if let Err(failure) = run_in(&cluster, &name, words.clone()).await {
+                            tracing::debug!("cannot ask pod {name} to stop yet: {}", failure.said());
+                        }
+                    }
+                    Some(Stage::Ended) => return,
+                    // Nothing runs in it.
+                    Some(_) => return shared.ask(1),
+                    None => {}
+                }
+                tokio::time::sleep(ASK_INTERVAL).await;
+            }
+        });
+    }
+
     fn ask(&self, seconds: u32) {
         std::fs::write(asked_before(&self.folder), "").unwrap_or_else(|error| tracing::debug!("{error}"));
         self.shared.ask(seconds);
@@ -161,6 +203,10 @@ impl PodJob {
 #[async_trait(?Send)]
 impl JobHandle for PodJob {
     async fn stop(&self) -> Result<(), Error> {
+        if let Some(words) = &self.stop_words {
+            self.tell(Asked::Stop, words);
+            return Ok(());
+        }
         // The node sends the signal once.
         if lock(&self.shared.asked).is_none() {
             self.ask(self.grace);
@@ -169,6 +215,10 @@ impl JobHandle for PodJob {
     }
 
     async fn kill(&self) -> Result<(), Error> {
+        if let Some(words) = &self.stop_words {
+            self.tell(Asked::StopAtOnce, words);
+            return Ok(());
+        }
         self.shared.is_killed.store(true, Ordering::Relaxed);
         self.ask(1);
         Ok(())
@@ -181,6 +231,10 @@ impl JobHandle for PodJob {
         let is_due =
             asked.is_some_and(|at| at.elapsed() < Duration::from_secs((self.stop_timeout + LATE_SECONDS).into()));
         self.shared.progress.is_connected() && (has_ended || is_due)
+    }
+
+    fn has_left_files(&self) -> bool {
+        self.has_volume && self.stop_words.is_some() && !self.shared.progress.is_complete()
     }
 
     async fn ending(&mut self) -> Result<Ending, Error> {
@@ -214,6 +268,15 @@ impl JobHandle for PodJob {
         std::fs::remove_file(asked_before(&self.folder)).ok();
         Ok(())
     }
+}
+
+/// Runs a process in the job's container of a pod to its end.
+async fn run_in(cluster: &Cluster, name: &str, words: Vec<String>) -> Result<(), Failure> {
+    let mut process = cluster.exec(name, pod::JOB, words).await?;
+    if let Some(mut output) = process.stdout() {
+        tokio::io::copy(&mut output, &mut tokio::io::sink()).await.ok();
+    }
+    Ok(())
 }
 
 /// A task that ends when nobody waits for it any more.
@@ -388,11 +451,8 @@ impl Follower {
     fn missing(&self, pod: &Pod) -> String {
         let problem = self.shared.progress.problem();
         let problem = if problem.is_empty() { problem } else { format!(" ({problem})") };
-        let until = if state::is_deleted(pod) || self.reader.is_some() {
-            ""
-        } else {
-            ", as long as the pod keeps them, an hour"
-        };
+        let until =
+            if state::is_deleted(pod) || self.reader.is_some() { "" } else { ", as long as the pod keeps them" };
         format!(
             "the job in pod {} has ended, and its last files are not here yet{problem}: trying again{until}",
             self.plan.pod

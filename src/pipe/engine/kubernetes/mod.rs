@@ -62,6 +62,7 @@ pub const REGISTRATION: Registration = Registration {
     section: Some(SectionType::of::<Pods>()),
     nodes: |request| request.section::<Pods>(NAME).nodes.get(),
     repository: |request| request.section::<Pods>(NAME).image,
+    supervises: |request| request.section::<Pods>(NAME).supervisor.is_some(),
     connect: |connection| {
         async move { Ok(Box::new(KubernetesEngine::connect(connection).await?) as Box<dyn Engine>) }.boxed_local()
     },
@@ -143,7 +144,13 @@ impl KubernetesEngine {
             let reader = is_read.then(|| pod::reader(&launch, &plan, &self.settings).ok()).flatten();
             let output = if is_first { Output::of(&launch, read) } else { Output::of_rest(&launch) };
             let shared = Arc::<Shared>::default();
-            jobs.push(PodJob::new(self.cluster.clone(), &launch, plan.pod.clone(), Arc::clone(&shared)));
+            jobs.push(PodJob::new(
+                self.cluster.clone(),
+                &launch,
+                plan.pod.clone(),
+                volume.is_some(),
+                Arc::clone(&shared),
+            ));
             let member = Member { grace: pod::grace(&launch), shared: Arc::clone(&shared), together: together.clone() };
             pods.push((Follower::new(&self.cluster, plan, together, output, reader, shared), member));
         }

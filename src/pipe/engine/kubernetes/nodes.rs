@@ -112,6 +112,10 @@ impl JobHandle for NodesJob {
         self.0.iter().any(PodJob::is_saving)
     }
 
+    fn has_left_files(&self) -> bool {
+        self.0.iter().any(JobHandle::has_left_files)
+    }
+
     async fn ending(&mut self) -> Result<Ending, Error> {
         let mut endings = Vec::new();
         for pod in &mut self.0 {

@@ -63,8 +63,26 @@ pub enum WrittenKind {
     Job,
     /// With folders that are complete when they are there.
     Checkpoints,
+    /// The run folder, for the job that supervises the run.
+    Run,
     Plain,
 }
+
+/// The name of that folder below the one of the attempt.
+const RUN: &str = "run";
+
+/// Files of a run folder that each machine has for itself: locks and the like, and the notes of people.
+const OF_MACHINE: [&str; 2] = [".*", "notes.json"];
+
+/// The file of a run folder that says how the run ended, which comes after all others.
+const STATE: &str = "run.json";
+
+/// The end of the name of what is not here as a whole: readers of the run folder skip it.
+pub const INCOMING: &str = ".incoming.tmp";
+
+/// The files of a run folder that are only added to.
+const GROWING: [&str; 5] =
+    ["events.jsonl", "pipe.log", "attempts/*/log.txt", "attempts/*/job/output", "attempts/*/job/events.jsonl"];
 
 #[derive(Clone, Debug)]
 pub struct Plan {
@@ -104,11 +122,14 @@ impl Plan {
             let mut name = mounted.file_name().unwrap_or_default().to_string_lossy().into_owned();
             let kind = match name.as_str() {
                 _ if *mounted == launch.job_folder.1 => WrittenKind::Job,
+                _ if launch.supervises() => WrittenKind::Run,
                 "checkpoints" => WrittenKind::Checkpoints,
                 _ => WrittenKind::Plain,
             };
-            if kind == WrittenKind::Job && node > 0 {
-                name = format!("{name}-{node}");
+            match kind {
+                WrittenKind::Job if node > 0 => name = format!("{name}-{node}"),
+                WrittenKind::Run => RUN.clone_into(&mut name),
+                _ => {}
             }
             Written { host: host.clone(), mounted: mounted.clone(), name, kind }
         });
@@ -136,7 +157,8 @@ impl Plan {
         let named = |kind: WrittenKind| self.written.iter().find(|written| written.kind == kind);
         let of_trainer = named(WrittenKind::Checkpoints).map(|written| (written.name.clone(), "*".to_owned()));
         let of_command = || {
-            let ((folder, pattern), written) = launch.checkpoints.as_ref().zip(named(WrittenKind::Plain))?;
+            let written = named(WrittenKind::Plain).or_else(|| named(WrittenKind::Run));
+            let ((folder, pattern), written) = launch.checkpoints.as_ref().zip(written)?;
             let parts = Path::new(folder).components().filter(|part| *part != Component::CurDir);
             let folder: PathBuf = [Component::Normal(written.name.as_ref())].into_iter().chain(parts).collect();
             Some((folder.to_str()?.to_owned(), pattern.clone()))
@@ -193,6 +215,11 @@ impl Plan {
         let (checkpoints, pattern) = self.checkpoints.clone().unwrap_or_default();
         let job = self.written.iter().find(|written| written.kind == WrittenKind::Job).map_or("job", |job| &job.name);
         let streams: Vec<String> = streams.iter().map(|name| format!("{job}/{name}")).collect();
+        let in_run = |names: &[&str]| names.iter().map(|name| format!("{RUN}/{name}")).collect::<Vec<_>>();
+        let has_run = self.written.iter().any(|written| written.kind == WrittenKind::Run);
+        let (growing, mut without) = if has_run { (in_run(&GROWING), in_run(&OF_MACHINE)) } else { Default::default() };
+        without.extend(has_run.then(|| format!("*{INCOMING}*")));
+        let after = if has_run { format!("{RUN}/{STATE}") } else { String::new() };
         [
             program,
             "send",
@@ -203,7 +230,7 @@ impl Plan {
             "--streams",
             &streams.join(","),
             "--whole",
-            &of(&[WrittenKind::Job, WrittenKind::Plain]),
+            &of(&[WrittenKind::Job, WrittenKind::Run, WrittenKind::Plain]),
             "--checkpoints",
             &checkpoints,
             "--pattern",
@@ -214,6 +241,12 @@ impl Plan {
             &self.kept().join(","),
             "--over",
             if is_over { "yes" } else { "no" },
+            "--growing",
+            &growing.join(","),
+            "--without",
+            &without.join(","),
+            "--after",
+            &after,
         ]
         .map(str::to_owned)
         .into()
@@ -224,6 +257,22 @@ impl Plan {
         let (name, rest) = path.split_once('/')?;
         let written = self.written.iter().find(|written| written.name == name)?;
         Some((written, written.host.join(rest)))
+    }
+
+    /// Whether a file of the run folder belongs to this machine and travels neither way. `path` begins with the name of the folder.
+    pub fn is_of_machine(&self, path: &str) -> bool {
+        let first = self.in_run(path).and_then(|path| path.split('/').next());
+        first.is_some_and(|first| OF_MACHINE.iter().any(|name| Pattern::new(name).matches(first)))
+    }
+
+    /// Whether a file is only added to.
+    pub fn is_growing(&self, path: &str) -> bool {
+        self.in_run(path).is_some_and(|path| GROWING.iter().any(|name| Pattern::new(name).matches(path)))
+    }
+
+    fn in_run<'a>(&self, path: &'a str) -> Option<&'a str> {
+        let has_run = self.written.iter().any(|written| written.kind == WrittenKind::Run);
+        path.strip_prefix(RUN)?.strip_prefix('/').filter(|_| has_run)
     }
 
     /// The path that containers mount for something that lies below the folder of the run.
@@ -258,6 +307,7 @@ mod tests {
                     pair("/r/attempts/02/job", "/run/pipe/attempts/02/job"),
                 ],
                 read_only: vec![pair("/r/attempts/02/spec.json", "/run/pipe/attempts/02/spec.json")],
+                ..Mounts::default()
             },
             ..Launch::example(&Container::default(), 1)
         }
@@ -310,6 +360,37 @@ mod tests {
         for path in ["output/out/log", "output/out/runs/a", "output/checkpoint-5/a", "output/out/checkpoint-5"] {
             assert_eq!(of("out").checkpoint_of(path), None, "{path}");
         }
+    }
+
+    #[test]
+    fn the_run_folder_of_a_job_that_supervises() {
+        let own = (PathBuf::from("/home/me/runs/demo"), PathBuf::from("/home/me/runs/demo"));
+        let of_command = Some(("output/./out".to_owned(), "step*".to_owned()));
+        for (checkpoints, path, want) in [
+            (Some(("checkpoints".to_owned(), "*".to_owned())), "run/checkpoints/step-1/a", "run/checkpoints/step-1"),
+            (of_command, "run/output/out/step1/a", "run/output/out/step1"),
+        ] {
+            let launch = Launch {
+                attempt: 0,
+                program: JobProgram::Command("pipe".to_owned()),
+                mounts: Mounts { writable: vec![own.clone(), launch().job_folder], ..Mounts::default() },
+                checkpoints,
+                ..launch()
+            };
+            let plan = Plan::new(&launch, &Pods::default());
+            assert_eq!(plan.checkpoint_of(path), Some(want));
+            assert_eq!(plan.local("run/run.json").unwrap().1, Path::new("/home/me/runs/demo/run.json"));
+            for path in ["run/.owner", "run/.supervisor/job/output", "run/notes.json"] {
+                assert!(plan.is_of_machine(path), "{path}");
+            }
+            assert!(!plan.is_of_machine("run/attempts/01/.x") && !plan.is_of_machine("job/.x"));
+            assert!(plan.is_growing("run/attempts/01/log.txt") && !plan.is_growing("run/output/log.txt"));
+            let words = plan.send_words("/p", &[], false).join(" ");
+            assert!(words.ends_with("--without run/.*,run/notes.json,*.incoming.tmp* --after run/run.json"), "{words}");
+        }
+        let plan = Plan::new(&launch(), &Pods::default());
+        assert!(plan.send_words("/p", &[], false).join(" ").ends_with("--growing  --without  --after "));
+        assert!(!plan.is_of_machine("run/.owner") && !plan.is_growing("run/events.jsonl"));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! The objects of a job: its pod, which may do the least, and the secrets that it has. Pure.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::{Pod, Secret, Service, ServicePort, ServiceSpec};
@@ -12,7 +12,7 @@ use serde_json::{Map, Value, json};
 
 use super::plan::{CONTROL, DATA, Plan, RunName, ready};
 use super::section::{Pods, Volume};
-use crate::engine::{JobProgram, Launch, first_process};
+use crate::engine::{JobProgram, Launch, Mounts, first_process};
 use crate::error::Error;
 
 /// The label by which the pods of a run are found, and the annotation that has its id.
@@ -47,6 +47,12 @@ const FETCH_SECONDS: u32 = 900;
 /// Seconds that the files of a job which has ended wait for `pipe`: in a pod alone, and on a volume, where they are afterwards too.
 pub const LINGER_IN_POD: u32 = 3600;
 const LINGER_ON_VOLUME: u32 = 60;
+
+/// The same of the job that supervises a run: until somebody looks for it, days.
+const LINGER_OF_SUPERVISOR: u32 = 7 * 24 * 3600;
+
+/// The share of a processor that is kept free for that job.
+const CPU_OF_SUPERVISOR: &str = "100m";
 
 /// The user of a pod where `pipe` runs as root.
 const NOBODY: u32 = 65532;
@@ -184,14 +190,20 @@ const ENV: &str = "env";
 /// The pod of a job.
 pub fn pod(launch: &Launch, plan: &Plan, settings: &Pods) -> Result<Pod, Error> {
     let image = launch.image.as_deref().unwrap_or_default();
+    let settings = &if launch.supervises() { settings.of_supervisor() } else { settings.clone() };
     let mut spec = common(settings);
+    spec["automountServiceAccountToken"] = json!(launch.supervises());
     spec["terminationGracePeriodSeconds"] = json!(grace(launch));
     if let Some(minutes) = settings.time {
         spec["activeDeadlineSeconds"] = json!(u64::from(minutes.get()) * 60);
     }
     let upload = joining(image, &ready());
-    let linger = if settings.volume.is_some() { LINGER_ON_VOLUME } else { LINGER_IN_POD }.to_string();
-    let files = helper(FILES, image, &["files", "--control", CONTROL, "--linger", &linger]);
+    let linger = match settings.volume {
+        Some(_) => LINGER_ON_VOLUME,
+        None if launch.supervises() => LINGER_OF_SUPERVISOR,
+        None => LINGER_IN_POD,
+    };
+    let files = helper(FILES, image, &["files", "--control", CONTROL, "--linger", &linger.to_string()]);
     spec["initContainers"] = json!([upload]);
     spec["containers"] = json!([job(launch, plan, settings), files]);
     let mut volumes = volumes(settings);
@@ -199,6 +211,8 @@ pub fn pod(launch: &Launch, plan: &Plan, settings: &Pods) -> Result<Pod, Error> 
     if let JobProgram::Command(_) = launch.program {
         volumes.push(json!({"name": "tmp", "emptyDir": {}}));
     }
+    let scratch = scratch(launch).enumerate();
+    volumes.extend(scratch.map(|(number, _)| json!({"name": format!("scratch-{number}"), "emptyDir": {}})));
     if let Some(bytes) = launch.resources.shm {
         volumes.push(json!({"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": bytes.to_string()}}));
     }
@@ -353,12 +367,11 @@ fn joining(image: &str, until: &str) -> Value {
 
 /// A container that carries files.
 fn helper(name: &str, image: &str, args: &[&str]) -> Value {
-    let words: Vec<String> = std::iter::once(program()).chain(args.iter().map(|word| (*word).to_owned())).collect();
     json!({
         "name": name,
         "image": image,
         "imagePullPolicy": "IfNotPresent",
-        "command": words,
+        "command": program_words(args),
         "securityContext": confined(),
         "resources": {
             "requests": {"cpu": "10m", "memory": "64Mi"},
@@ -370,6 +383,35 @@ fn helper(name: &str, image: &str, args: &[&str]) -> Value {
             {"name": "control", "mountPath": CONTROL},
         ],
     })
+}
+
+/// The empty folders of a job that have no other mount.
+fn scratch(launch: &Launch) -> impl Iterator<Item = &Path> {
+    let Mounts { writable, read_only, scratch } = &launch.mounts;
+    let is_free = move |path: &&PathBuf| {
+        let mut taken = writable.iter().chain(read_only).map(|(_, mounted)| mounted.as_path());
+        path.is_absolute()
+            && ![Path::new("/"), Path::new("/tmp")].contains(&path.as_path())
+            && taken.all(|it| it != path.as_path())
+    };
+    scratch.iter().filter(is_free).map(PathBuf::as_path)
+}
+
+/// The process that passes a request to stop on to the `pipe` that supervises a run, in its container.
+pub fn stop_words(launch: &Launch, at_once: bool) -> Vec<String> {
+    let program = match &launch.program {
+        JobProgram::Trainer => TRAINER,
+        JobProgram::Command(program) => program,
+    };
+    let env = format!("{WORDS_FOLDER}/{ENV}");
+    let own = program_words(&["--env", &env, "--", program, "stop", "--quiet"]);
+    let now = at_once.then(|| "--now".to_owned());
+    own.into_iter().chain(now).chain(["--".to_owned(), launch.run_id.clone()]).collect()
+}
+
+/// The words of the first process with these arguments.
+fn program_words(args: &[&str]) -> Vec<String> {
+    std::iter::once(program()).chain(args.iter().map(|word| (*word).to_owned())).collect()
 }
 
 fn job(launch: &Launch, plan: &Plan, settings: &Pods) -> Value {
@@ -389,6 +431,8 @@ fn job(launch: &Launch, plan: &Plan, settings: &Pods) -> Value {
     if let JobProgram::Command(_) = launch.program {
         mounts.push(json!({"name": "tmp", "mountPath": "/tmp"}));
     }
+    let scratch = scratch(launch).enumerate();
+    mounts.extend(scratch.map(|(number, path)| json!({"name": format!("scratch-{number}"), "mountPath": text(path)})));
     if launch.resources.shm.is_some() {
         mounts.push(json!({"name": "shm", "mountPath": "/dev/shm"}));
     }
@@ -430,6 +474,9 @@ fn job(launch: &Launch, plan: &Plan, settings: &Pods) -> Value {
         "resources": {"requests": resources, "limits": resources},
         "volumeMounts": mounts,
     });
+    if launch.supervises() {
+        container["resources"]["requests"]["cpu"] = json!(CPU_OF_SUPERVISOR);
+    }
     if let Some(folder) = &launch.work_folder {
         container["workingDir"] = json!(text(folder));
     }
@@ -441,7 +488,7 @@ mod tests {
     use pipe_spec::pipeline::{Container, Gpus};
 
     use super::*;
-    use crate::engine::{Mounts, Resources};
+    use crate::engine::Resources;
 
     fn launch() -> Launch {
         let job =
@@ -451,7 +498,11 @@ mod tests {
             image: Some("tool:1".to_owned()),
             args: vec!["--token=sesame".to_owned()],
             env: [("API_KEY".to_owned(), "hunter2".to_owned())].into(),
-            mounts: Mounts { writable: vec![job.clone()], read_only: vec![("/d/a.csv".into(), "/data/a.csv".into())] },
+            mounts: Mounts {
+                writable: vec![job.clone()],
+                read_only: vec![("/d/a.csv".into(), "/data/a.csv".into())],
+                ..Mounts::default()
+            },
             job_folder: job,
             resources: Resources {
                 gpus: Gpus::Count(2),
@@ -497,6 +548,52 @@ mod tests {
             assert_eq!(container["securityContext"], confined(), "{container}");
             assert_eq!(container["imagePullPolicy"], "IfNotPresent");
         }
+    }
+
+    #[test]
+    fn the_pod_that_supervises_has_a_token_and_waits_for_nobody() {
+        let settings = Pods {
+            supervisor: Some("supervisor".to_owned()),
+            service_account: Some("other".to_owned()),
+            queue: Some("team-a".to_owned()),
+            time: std::num::NonZeroU32::new(2),
+            ..Pods::default()
+        };
+        let own = std::path::PathBuf::from("/home/me/runs/demo-1");
+        let own_launch = Launch {
+            attempt: 0,
+            mounts: Mounts {
+                writable: vec![(own.clone(), own), launch().job_folder],
+                scratch: ["/home/me", "/tmp", "/", "/home/me/runs/demo-1"].map(Into::into).into(),
+                ..Mounts::default()
+            },
+            ..launch()
+        };
+        let pod = json!(pod(&own_launch, &Plan::new(&own_launch, &settings), &settings).unwrap());
+        let spec = &pod["spec"];
+        assert_eq!(
+            (&spec["serviceAccountName"], &spec["automountServiceAccountToken"]),
+            (&json!("supervisor"), &json!(true))
+        );
+        assert_eq!((&spec["activeDeadlineSeconds"], pod.to_string().contains("team-a")), (&Value::Null, false));
+        let job = &spec["containers"][0];
+        assert_eq!(job["resources"]["requests"]["cpu"], CPU_OF_SUPERVISOR);
+        let empty: Vec<&Value> =
+            items(job).filter(|mount| mount["name"].as_str().unwrap().starts_with("scratch")).collect();
+        assert_eq!(empty.len(), 1, "{empty:?}");
+        let run = items(job).find(|mount| mount["mountPath"] == "/home/me/runs/demo-1").unwrap();
+        assert!(run["subPath"].as_str().unwrap().ends_with("/attempts/00/run"), "{run}");
+        let words = stop_words(&own_launch, true).join(" ");
+        assert!(words.ends_with("-- true stop --quiet --now -- demo-1"), "{words}");
+        let trains = json!(super::pod(&launch(), &Plan::new(&launch(), &settings), &settings).unwrap());
+        assert_eq!(
+            (&trains["spec"]["serviceAccountName"], &trains["spec"]["automountServiceAccountToken"]),
+            (&json!("other"), &json!(false))
+        );
+    }
+
+    fn items(container: &Value) -> std::slice::Iter<'_, Value> {
+        container["volumeMounts"].as_array().unwrap().iter()
     }
 
     #[test]

@@ -36,6 +36,9 @@ pub struct Pods {
     /// The service account of the pods, which get no token of it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub service_account: Option<String>,
+    /// The service account of the pod that supervises a detached run. Default: a process of this machine does.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub supervisor: Option<String>,
     /// Labels that a node must have.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub node_selector: BTreeMap<String, String>,
@@ -98,6 +101,7 @@ impl Default for Pods {
             image: None,
             pull_secrets: Vec::new(),
             service_account: None,
+            supervisor: None,
             node_selector: BTreeMap::new(),
             tolerations: Vec::new(),
             priority_class: None,
@@ -115,6 +119,12 @@ impl Pods {
     /// The volume, where one is named.
     pub fn volume(&self) -> Option<Volume> {
         Volume::parse(self.volume.as_deref()?)
+    }
+
+    /// The settings of the pod that supervises a run: it waits in no queue and has no time limit.
+    pub fn of_supervisor(&self) -> Self {
+        let service_account = self.supervisor.clone();
+        Self { service_account, priority_class: None, queue: None, time: None, ..self.clone() }
     }
 }
 

@@ -59,6 +59,8 @@ pub fn list(plan: &Plan) -> io::Result<Vec<Carried>> {
         let path = format!("{}/{}", plan.attempt_folder(), written.name);
         add(&written.host, &path, Links::Skip, 0, &mut found)?;
     }
+    let own = format!("{}/", plan.attempt_folder());
+    found.retain(|file| file.path.strip_prefix(&own).is_none_or(|path| !plan.is_of_machine(path)));
     Ok(found)
 }
 
@@ -414,6 +416,7 @@ mod tests {
         let mounts = Mounts {
             writable: vec![(at("checkpoints"), "/run/pipe/checkpoints".into())],
             read_only: vec![(at("rows"), "/data/rows".into())],
+            ..Mounts::default()
         };
         let plan = Plan::new(&Launch { mounts, ..Launch::example(&Container::default(), 1) }, &Pods::default());
         let files = list(&plan).unwrap();

@@ -56,6 +56,7 @@ pub const REGISTRATION: Registration = Registration {
     section: Some(SectionType::of::<Cluster>()),
     nodes: |request| settings(request).nodes.get(),
     repository: |_| None,
+    supervises: |_| false,
     connect: |connection| {
         async move { Ok(Box::new(SlurmEngine::connect(connection).await?) as Box<dyn Engine>) }.boxed_local()
     },

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use pipe_spec::event::RecordedEvent;
 use pipe_spec::pipeline::WorkKind;
-use pipe_spec::{RunFolder, RunState, Status};
+use pipe_spec::{PipeExit, RunFolder, RunState, Status};
 
 use crate::error::Error;
 use crate::report::Reporter;
@@ -140,6 +140,21 @@ fn spawn(folder: &RunFolder, set: &[String]) -> Result<Option<ExitStatus>, Error
     Ok(None)
 }
 
+/// How a run that another process has carried out is over.
+pub fn over(state: &RunState) -> Result<(), Error> {
+    let code = state.exit_code.and_then(PipeExit::from_code);
+    match state.status {
+        Status::Finished => Ok(()),
+        Status::Stopped if state.error.as_deref() == Some(&Error::Interrupted.to_string()) => {
+            Err(Error::Stopped { id: state.id.clone() })
+        }
+        _ => Err(Error::RunEnded {
+            reason: state.error.clone().unwrap_or_else(|| state.status.name().to_owned()),
+            code: code.unwrap_or(PipeExit::TrainingFailed),
+        }),
+    }
+}
+
 /// The background process has ended already: the run is over, or it could not start.
 fn ended(folder: &RunFolder) -> Result<(), Error> {
     let status = run::Listed::read(folder.path()).map(|found| found.state.status);
@@ -155,6 +170,8 @@ pub struct Watcher {
     json: bool,
     events: Follow,
     journal: Follow,
+    /// Messages of the process that follows a supervising job.
+    follower: Follow,
     /// How many attempts were shown to begin and to end.
     begun: usize,
     ended: usize,
@@ -175,6 +192,7 @@ impl Watcher {
             json,
             events: Follow::new(folder.events()),
             journal: Follow::new(folder.journal()),
+            follower: Follow::new(folder.follower_journal()),
             begun: 0,
             ended: 0,
             doing: None,
@@ -198,6 +216,7 @@ impl Watcher {
         if !self.json {
             self.reporter.note(&format!("run {} in {}", state.id, self.found.folder));
             self.journal.skip()?;
+            self.follower.skip()?;
             self.begun = state.attempts().len().saturating_sub(usize::from(live));
             self.ended = self.begun;
             self.show_begun(&state);
@@ -228,6 +247,7 @@ impl Watcher {
     }
 
     pub fn show(&mut self, state: &RunState) -> Result<(), Error> {
+        self.follower.lines()?.iter().for_each(|line| self.reporter.note(line));
         self.journal.lines()?.iter().for_each(|line| self.reporter.note(line));
         self.show_begun(state);
         if state.doing != self.doing {

@@ -367,7 +367,7 @@ impl<'a> JobTemplate<'a> {
             attempt: number,
             run_folder: folder.path().to_owned(),
             job_folder,
-            mounts: Mounts { writable, read_only },
+            mounts: Mounts { writable, read_only, ..Mounts::default() },
             checkpoints: self.pipeline.command().and_then(|command| {
                 let found = command.checkpoints.as_ref()?;
                 Some((found.folder.clone(), found.pattern.clone()))

@@ -166,6 +166,7 @@ impl Job<'_> {
             mounts: Mounts {
                 writable: vec![writable],
                 read_only: [(spec_on_host, spec)].into_iter().chain(inputs).chain(given).collect(),
+                ..Mounts::default()
             },
             program: JobProgram::Trainer,
             image,

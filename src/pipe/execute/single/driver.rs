@@ -8,7 +8,7 @@ use pipe_spec::event::Fitted;
 use pipe_spec::lock::Program;
 use pipe_spec::pipeline::{Gpus, Pipeline};
 use pipe_spec::text::human_bytes;
-use pipe_spec::{Device, Job, Status};
+use pipe_spec::{Device, Job, Lock, Status};
 
 use super::{StartMode, Supervisor, warn};
 use crate::bucket::mirror::Mirror;
@@ -288,8 +288,12 @@ impl<'a> Driver<'a> {
         let now =
             environment::collect(program.clone(), engine, &self.run.folder, template, self.reporter, self.interrupts)
                 .await?;
-        let then = lock::read(&self.run.folder).filter(|_| !self.run.state.attempts().is_empty());
-        let Some(then) = then else { return write_json(&self.run.folder.lock(), &now) };
+        let before = lock::read(&self.run.folder);
+        let Some(then) = before.clone().filter(|_| !self.run.state.attempts().is_empty()) else {
+            // Where a job supervises the run, the commit is known to the machine that started it alone.
+            let commit = now.commit.clone().or_else(|| before.and_then(|before| before.commit));
+            return write_json(&self.run.folder.lock(), &Lock { commit, ..now });
+        };
         let of_inputs = |difference: &Difference| INPUTS.contains(&difference.what.as_str());
         let differences = lock::differences(&then, &now);
         let (inputs, others): (Vec<_>, Vec<_>) = differences

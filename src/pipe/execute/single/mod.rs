@@ -19,7 +19,7 @@ use super::decide::{metrics, oom_text};
 use super::launch::job_spec::JobSpec;
 use super::launch::template::{CONTAINER_RUN_FOLDER, JobTemplate};
 use super::launch::workload::Workload;
-use crate::engine::{Ending, Engine, StartedJob, remove_jobs_of};
+use crate::engine::{Ending, Engine, StartedJob, is_supervisor, remove_jobs_of};
 use crate::error::Error;
 use crate::fit::ledger::LedgerSession;
 use crate::gpu::Card;
@@ -112,8 +112,10 @@ impl<'a> Supervisor<'a> {
     /// Runs attempts until the run is over.
     pub async fn run(mut self) -> Result<(), Error> {
         let mut events = EventLog::open(&self.run.folder)?;
-        if let Some(last) = self.run.state.attempts().last() {
-            let open = last.outcome.is_none().then_some(last.number);
+        let last = self.run.state.attempts().last();
+        // A job that supervises the run may know less of it than one that was lost.
+        if last.is_some() || is_supervisor() {
+            let open = last.filter(|last| last.outcome.is_none()).map(|last| last.number);
             remove_jobs_of(self.engine, &self.run.state.id, open).await?;
         }
         let mut state = self.first_state()?;

@@ -35,6 +35,11 @@ pub use address::{Address, DataAddress};
 pub use client::Failure;
 pub use transfer::MissingFile;
 
+/// The cache of models and data sets.
+pub fn cache_path(known: &Variables) -> PathBuf {
+    Settings::read(known).cache
+}
+
 /// Files of a data set, by their paths in the repository.
 pub struct FoundData {
     pub snapshot: Snapshot,
