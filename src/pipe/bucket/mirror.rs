@@ -20,13 +20,11 @@ use std::time::{Duration, Instant};
 use pipe_spec::bucket::BucketAddress;
 use pipe_spec::run::JobFolder;
 use pipe_spec::{EventKind, RunFolder, Variables};
-use serde::{Deserialize, Serialize};
 
-use super::run_copy::{Holder, Manifest, Mark, RunCopy, StoredFile, piece_path};
+use super::run_copy::{Holder, Mark, RunCopy, StoredFile, piece_path};
 use super::{Condition, Failure};
 use crate::error::Error;
 use crate::run::job_file;
-use crate::system::files::write_json;
 use crate::system::interrupt::StopRequest;
 use crate::track::{Listener, Notice};
 
