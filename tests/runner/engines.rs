@@ -13,6 +13,7 @@ use crate::stand_ins::job;
 pub fn tests(suite: &mut Suite) {
     suite.test("engines::no_daemon", Needs::Nothing, no_daemon);
     suite.test("engines::no_daemon_falls_back", Needs::Nothing, no_daemon_falls_back);
+    suite.test("engines::a_command_for_an_image_is_not_run_without_one", Needs::Nothing, no_daemon_for_an_image);
     suite.test("engines::socket_without_a_listener", Needs::Nothing, no_listener);
     suite.test("engines::no_permission", Needs::Nothing, no_permission);
     suite.test("engines::no_trainer", Needs::Nothing, no_trainer);
@@ -47,6 +48,18 @@ fn no_daemon_falls_back() {
         .says("using the engine process")
         .says("engine: process");
     assert_eq!(folder.show()["engine"], "process");
+}
+
+/// A command that is written for an image has the rights of nobody there, and those of the user here.
+fn no_daemon_for_an_image() {
+    let folder = job::folder("exit 0", "").env("DOCKER_HOST", "unix:///nowhere/docker.sock");
+    folder.write(
+        "command.yaml",
+        "version: 1\nname: a\ncommand: [touch, here]\ncontainer: {gpus: 0, image: image/job.Dockerfile}\n",
+    );
+    folder.pipe(&["run", "command.yaml"]).exits(4).says("the command names an image").says("--engine process");
+    assert!(!folder.has_runs() && !folder.path().join("here").exists());
+    folder.pipe(&["run", "command.yaml", "--engine", "process"]).exits(0);
 }
 
 /// The trainer then limits itself, and is told to.

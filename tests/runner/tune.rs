@@ -28,6 +28,7 @@ pub fn tests(suite: &mut Suite) {
     suite.test("tune::one_training_is_run_once", Needs::Nothing, repeated);
     suite.test("tune::a_grid_has_every_combination_once", Needs::Nothing, grid);
     suite.test("tune::trials_that_fail_end_nothing_but_a_row_of_them_does", Needs::Nothing, failing);
+    suite.test("tune::a_job_that_is_killed_goes_on_once", Needs::Nothing, job_killed);
     suite.test("tune::a_full_disk_fails_no_trial", Needs::Root, full_disk);
     suite.test("tune::a_full_disk_that_a_job_does_not_name_fails_no_trial", Needs::Root, unnamed_full_disk);
     suite.test("tune::a_study_that_was_moved", Needs::Nothing, moved);
@@ -199,6 +200,29 @@ fn kill_owner(folder: &Folder, id: &str) -> bool {
     let pid = pid.filter(is_pipe);
     // SAFETY: kill takes two integers and has no memory effects.
     pid.is_some_and(|pid| pid > 1 && unsafe { libc::kill(pid, libc::SIGKILL) } == 0)
+}
+
+/// By a person or by a machine that goes down, which says nothing of the settings. Who kills it again means it.
+fn job_killed() {
+    let folder = folder("process", "20 --millis 50", "", "budget: {trials: 2}\nseed: 2\n");
+    folder.pipe(&["tune", "run", "study.yaml", "--detach"]).exits(0);
+    let id = study(&folder)["id"].as_str().unwrap().to_owned();
+    let attempts = |number: u32| {
+        let shown = folder.pipe(&["show", &format!("{id}.{number}"), "--json"]).stdout;
+        serde_json::from_str::<Value>(&shown).map_or(0, |run| run["attempts"].as_array().map_or(0, Vec::len))
+    };
+    let kill = || {
+        let program = folder.path().join("image/job").display().to_string();
+        let killed = folder.other_command("pkill").args(["-KILL", "--full", &format!("^{program} command")]).status();
+        killed.unwrap().success()
+    };
+    folder.wait_until("the first job", kill);
+    folder.wait_until("its second attempt", || attempts(0) == 2);
+    folder.wait_until("the first trial's end", || states(&study(&folder))[0] == "complete");
+    folder.wait_until("the second job", || attempts(1) == 1 && kill());
+    folder.wait_until("its second attempt", || attempts(1) == 2 && kill());
+    folder.wait_until("the end", || study(&folder)["status"] == "finished");
+    assert_eq!(states(&study(&folder)), ["complete", "failed"]);
 }
 
 /// The study and all of its trials: they are taken up where they were.

@@ -1,11 +1,13 @@
 """The daemon's socket, cut for a while: no event is lost."""
 
 import os
+import re
 import socket
 import threading
 import time
 
 from .case import case
+from .failure import expect
 from .reference import expect_same, fill, finish
 
 # Three thousand steps in about four seconds, each an event.
@@ -75,6 +77,27 @@ class Proxy:
         self.listener.close()
 
 
+class LostStart(Proxy):
+    """Goes away for a while when a container is to start: before the daemon hears of it, or before its answer is passed on."""
+
+    def __init__(self, path, seconds, is_heard):
+        super().__init__(path, daemon_socket())
+        self.seconds = seconds
+        self.is_heard = is_heard
+
+    def change(self, source, data):
+        if self.seconds is None or not re.match(rb"POST \S*/containers/[0-9a-f]+/start\b", data):
+            return data
+        seconds, self.seconds = self.seconds, None
+        if self.is_heard:
+            with socket.socket(socket.AF_UNIX) as daemon:
+                daemon.connect(self.upstream)
+                daemon.sendall(data)
+                daemon.recv(1 << 16)
+        threading.Thread(target=self.cut, args=(seconds,), daemon=True).start()
+        raise OSError
+
+
 def daemon_socket():
     host = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")
     return host.removeprefix("unix://")
@@ -98,6 +121,21 @@ def cut_socket(folder, rng):
         answer = running.end(120)
         if answer.code != 0 and not in_training:
             finish(folder, pipeline, "docker")
+        expect_same(folder, reference)
+    finally:
+        proxy.close()
+
+
+@case("lost-start/docker", needs=("docker", "rustc"))
+def lost_start(folder, rng):
+    """The container runs, or does not: `pipe` waits for the daemon and finds out."""
+    reference = folder.world.reference(KIND, "docker")
+    pipeline = fill(folder, KIND)
+    proxy = LostStart(folder.path / "docker.sock", rng.choice([0.1, 1, 3]), folder.index % 2 == 0)
+    try:
+        folder.env["DOCKER_HOST"] = f"unix://{proxy.path}"
+        folder.pipe("run", pipeline, "--engine", "docker", timeout=120, code=0)
+        expect(proxy.seconds is None, "no container was started")
         expect_same(folder, reference)
     finally:
         proxy.close()

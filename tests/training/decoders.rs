@@ -23,6 +23,7 @@ pub fn tests(suite: &mut Suite) {
     suite.test("decoders::adapter_continues_merges_and_predicts::docker", Needs::Docker, || merged("docker"));
     suite.test("decoders::adapter_of_a_model_without_layers_for_it_is_refused", Needs::Nothing, refused);
     suite.test("decoders::a_template_that_takes_all_memory_is_refused", Needs::Nothing, greedy_template);
+    suite.test("decoders::a_tokenizer_that_takes_all_memory_is_refused", Needs::Nothing, greedy_tokenizer);
     suite.test("decoders::answers_are_learned_from_scratch", Needs::Nothing, from_scratch);
     suite.test("decoders::init_drafts_a_chat", Needs::Nothing, drafted);
     suite.test("decoders::texts_of_their_own_rows", Needs::Nothing, texts);
@@ -164,6 +165,24 @@ fn greedy_template() {
     for command in ["check", "run"] {
         let answer = folder.pipe(&[command, "a.yaml"]).exits(3);
         answer.says("takes more than 512 MiB of memory for one conversation while reading row ").says("train.jsonl");
+    }
+}
+
+/// Each letter becomes a thousand, four times.
+fn greedy_tokenizer() {
+    let folder = Folder::new();
+    let model = fixture("chat-llama");
+    for file in std::fs::read_dir(&model).unwrap().map(Result::unwrap) {
+        folder.write(&format!("model/{}", file.file_name().display()), std::fs::read(file.path()).unwrap());
+    }
+    let mut tokenizer: serde_json::Value = serde_json::from_str(&folder.read("model/tokenizer.json")).unwrap();
+    let replace = serde_json::json!({ "type": "Replace", "pattern": { "String": "e" }, "content": "e".repeat(1000) });
+    tokenizer["normalizer"] = serde_json::json!({ "type": "Sequence", "normalizers": vec![replace; 4] });
+    folder.write("model/tokenizer.json", tokenizer.to_string());
+    let yaml = pipeline("chat-llama", "{steps: 1}", "engine: process\n");
+    folder.write("a.yaml", yaml.replace(&format!("from: {}", model.display()), "from: model"));
+    for command in ["check", "run"] {
+        folder.pipe(&[command, "a.yaml"]).exits(3).says("takes more than 512 MiB of memory for one text");
     }
 }
 

@@ -166,6 +166,8 @@ pub struct EngineRequest {
     pub(super) sections: Map<String, Value>,
     /// Whether jobs are a command without `container.image`, which runs without a container.
     pub without_image: bool,
+    /// It is a command that is written for an image.
+    pub for_image: bool,
     /// Whether jobs are trainings, which need the trainer.
     pub trains: bool,
     /// Where the jobs of the run are, as its engine wrote it down.

@@ -78,10 +78,12 @@ impl Pipeline {
 
     /// The demands of its jobs on their engine.
     pub fn engine_request(&self) -> EngineRequest {
-        let without_image = self.command().is_some() && self.container.image.is_none();
+        let is_command = self.command().is_some();
+        let without_image = is_command && self.container.image.is_none();
         EngineRequest {
             sections: self.sections.clone(),
             without_image,
+            for_image: is_command && !without_image,
             trains: self.training().is_some(),
             address: None,
         }

@@ -14,6 +14,7 @@ use tokenizers::{Encoding, PreTokenizerWrapper, Tokenizer, TruncationParams};
 
 use crate::chat::{self, ChatError, Encoded, Rendered};
 use crate::error::TrainerError;
+use crate::host;
 
 /// End tokens of GPT-2, T5 and the like, Llama 3, Gemma, BERT.
 const END_TOKENS: [&str; 7] = ["<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>", "[EOS]", "<|im_end|>", "[SEP]"];
@@ -24,6 +25,11 @@ const PADDING_TOKENS: [&str; 2] = ["[PAD]", "<pad>"];
 const MOST_WORDS: usize = 1 << 15;
 const MAPS: usize = 16;
 const LONGEST_WORD: usize = 32;
+
+/// Bytes that a tokenizer may hold while it reads a text, and for each byte of the text.
+const MOST_MEMORY: usize = 512 << 20;
+const MEMORY_OF_A_BYTE: usize = 512;
+const TOO_MUCH_MEMORY: &str = "the tokenizer of the model takes more than 512 MiB of memory for one text";
 
 pub struct Tokens {
     path: PathBuf,
@@ -93,7 +99,7 @@ impl Tokens {
         if let Some(tokens) = self.encode_words(text, true)? {
             return Ok(tokens);
         }
-        let encoding = self.guarded(|| self.tokenizer.encode_fast(text, true))?;
+        let encoding = self.encoded(text.len(), || self.tokenizer.encode_fast(text, true))?;
         Ok(numbers(encoding.get_ids()))
     }
 
@@ -102,7 +108,7 @@ impl Tokens {
         if let Some(tokens) = self.encode_words(text, false)? {
             return Ok(tokens);
         }
-        let encoding = self.guarded(|| self.tokenizer.encode_fast(text, false))?;
+        let encoding = self.encoded(text.len(), || self.tokenizer.encode_fast(text, false))?;
         Ok(encoding.get_ids().to_vec())
     }
 
@@ -124,7 +130,7 @@ impl Tokens {
                 if words.holds_added_token(word) {
                     return Ok(None);
                 }
-                let encoding = self.guarded(|| self.tokenizer.encode_fast(word, false))?;
+                let encoding = self.encoded(word.len(), || self.tokenizer.encode_fast(word, false))?;
                 words.keep(word, encoding.get_ids());
                 tokens.extend(encoding.get_ids().iter().copied().map(T::from));
             }
@@ -165,20 +171,23 @@ impl Tokens {
     /// The tokens of words, and which word each belongs to; special tokens belong to none.
     pub fn encode_split(&self, words: &[String]) -> Result<(Vec<i64>, Vec<Option<usize>>), TrainerError> {
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
-        let encoding: Encoding = self.guarded(|| self.tokenizer.encode(words, true))?;
+        let bytes = words.iter().map(|word| word.len()).sum();
+        let encoding: Encoding = self.encoded(bytes, || self.tokenizer.encode(words, true))?;
         let word = |word: &Option<u32>| word.map(|word| word as usize);
         Ok((numbers(encoding.get_ids()), encoding.get_word_ids().iter().map(word).collect()))
     }
 
     /// The tokens of two texts, and which of the two each belongs to.
     pub fn encode_pair(&self, first: &str, second: &str) -> Result<(Vec<i64>, Vec<i64>), TrainerError> {
-        let encoding: Encoding = self.guarded(|| self.tokenizer.encode_fast((first, second), true))?;
+        let bytes = first.len() + second.len();
+        let encoding: Encoding = self.encoded(bytes, || self.tokenizer.encode_fast((first, second), true))?;
         Ok((numbers(encoding.get_ids()), numbers(encoding.get_type_ids())))
     }
 
     /// The tokens of a conversation that a chat template has written, special tokens included, and which of them count.
     pub fn encode_chat(&self, rendered: &Rendered, max_length: usize) -> Result<Encoded, ChatError> {
-        let encoded = super::guarded(|| Ok(chat::encode(&self.tokenizer, rendered, max_length)));
+        let encode = || bounded(rendered.text.len(), || chat::encode(&self.tokenizer, rendered, max_length));
+        let encoded = super::guarded(|| Ok(encode()));
         encoded.unwrap_or_else(|message| Err(ChatError::Tokenizer { message }))
     }
 
@@ -194,6 +203,11 @@ impl Tokens {
         self.guarded(|| self.tokenizer.decode(&tokens, false))
     }
 
+    /// The tokens of a text of so many bytes.
+    fn encoded<T>(&self, bytes: usize, encode: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, TrainerError> {
+        self.guarded(|| bounded(bytes, encode))
+    }
+
     /// A panic of the tokenizer is an error of its file.
     fn guarded<T>(&self, work: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, TrainerError> {
         super::guarded(|| work().map_err(|error| error.to_string())).map_err(|message| self.fail(message))
@@ -202,6 +216,12 @@ impl Tokens {
     fn fail(&self, message: String) -> TrainerError {
         TrainerError::Tokenizer { path: self.path.clone(), message }
     }
+}
+
+/// Ends the process where the tokens of a text of so many bytes take far more memory than a tokenizer needs: one may replace each letter
+/// by a thousand, again and again.
+fn bounded<T>(bytes: usize, encode: impl FnOnce() -> T) -> T {
+    host::bounded(MOST_MEMORY.saturating_add(bytes.saturating_mul(MEMORY_OF_A_BYTE)), TOO_MUCH_MEMORY, encode)
 }
 
 /// Whether there was a byte-level pre-tokenizer that put no space before a text.

@@ -27,7 +27,7 @@ pub struct RunCopies {
     address: BucketAddress,
     folder: PathBuf,
     known: HashMap<String, Known>,
-    /// What was said last of what went wrong.
+    /// The warning that was printed last.
     warning: String,
 }
 

@@ -116,6 +116,12 @@ async fn first_that_answers(request: &EngineRequest, progress: &dyn Progress) ->
     let mut engines = ENGINES.iter().filter(|engine| engine.is_tried).peekable();
     while let Some(engine) = engines.next() {
         match (connect_to(engine, request.clone()).await, engines.peek()) {
+            // What is meant to be confined is not begun on the machine itself by accident.
+            (Err(Error::NoEngine { reason, .. }), Some(next)) if request.for_image && !next.has_images => {
+                let (from, to) = (engine.name, next.name);
+                let hint = format!("start {from}; `--engine {to}` runs the command on this machine, without its image");
+                return Err(Error::NoEngine { reason: format!("{reason}; the command names an image"), hint });
+            }
             (Err(Error::NoEngine { reason, .. }), Some(next)) => {
                 progress.note(&format!("{} is not available ({reason}): using the engine {}", engine.name, next.name));
             }

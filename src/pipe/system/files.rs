@@ -75,9 +75,11 @@ pub fn open(path: &Path) -> Result<File, Error> {
 /// Bytes of a file that `pipe` wrote itself, at most.
 const OWN_LIMIT: u64 = 1 << 30;
 
-/// Opens a file of a run folder. Whoever else can write there may have put a pipe in its place, which must not be waited for.
+/// Opens a file of a run folder. Whoever else can write there may have put a pipe in its place, which must not be waited for, or a link
+/// to a file that only this user may read.
 pub fn open_own(path: &Path) -> io::Result<File> {
-    let file = File::options().read(true).custom_flags(OFlags::NONBLOCK.bits().cast_signed()).open(path)?;
+    let flags = (OFlags::NONBLOCK | OFlags::NOFOLLOW).bits().cast_signed();
+    let file = File::options().read(true).custom_flags(flags).open(path)?;
     match file.metadata()?.is_file() {
         true => Ok(file),
         false => Err(io::Error::new(io::ErrorKind::InvalidData, "not a regular file")),
@@ -338,6 +340,16 @@ mod rooted_tests {
     use std::os::unix::fs::symlink;
 
     use super::*;
+
+    #[test]
+    fn a_link_in_a_run_folder_is_not_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        std::fs::write(path("own"), "text").unwrap();
+        std::os::unix::fs::symlink(path("own"), path("link")).unwrap();
+        assert_eq!(read_own_text(&path("own")).unwrap(), "text");
+        assert!(read_own(&path("link")).is_err());
+    }
 
     #[test]
     fn links_stay_in_the_root() {

@@ -10,7 +10,8 @@ use async_trait::async_trait;
 use bollard::Docker;
 use bollard::errors::Error::DockerResponseServerError;
 use bollard::models::{
-    ContainerCreateBody, ContainerState, DeviceMapping, DeviceRequest, HostConfig, Mount, MountType,
+    ContainerCreateBody, ContainerState, ContainerStateStatusEnum, DeviceMapping, DeviceRequest, HostConfig, Mount,
+    MountType,
 };
 use bollard::query_parameters::{KillContainerOptionsBuilder, WaitContainerOptions};
 use futures_util::StreamExt;
@@ -209,6 +210,9 @@ impl JobHandle for ContainerJob {
             }
             Err(source) => return Err(Error::EngineLost { reason: source.to_string() }),
         };
+        if state.status == Some(ContainerStateStatusEnum::CREATED) {
+            return Err(Error::EngineLost { reason: "the daemon did not start the container".to_owned() });
+        }
         let exit_code = state.exit_code;
         let program = match &self.program {
             JobProgram::Trainer => "the entry point of the image",
@@ -250,8 +254,12 @@ pub struct Follower {
 
 /// The daemon's answer about the container.
 enum State {
+    /// The daemon went away when it was asked to start it.
+    Created,
     Runs,
-    Ended { code: i64 },
+    Ended {
+        code: i64,
+    },
     Away,
 }
 
@@ -260,6 +268,7 @@ impl Follower {
         while self.watch(&to).await.is_ok() {
             let again = match self.state().await {
                 State::Runs => true,
+                State::Created => self.starts(&to).await,
                 State::Ended { code } => self.goes_away_after(code).await && self.comes_back(&to).await,
                 State::Away => self.comes_back(&to).await,
             };
@@ -296,12 +305,25 @@ impl Follower {
                 let state = container.state.unwrap_or_default();
                 match state.running {
                     Some(true) => State::Runs,
+                    _ if state.status == Some(ContainerStateStatusEnum::CREATED) => State::Created,
                     _ => State::Ended { code: state.exit_code.unwrap_or(0) },
                 }
             }
             Err(DockerResponseServerError { status_code: 404, .. }) => State::Ended { code: 0 },
             Err(error) if is_stopped(&error) => State::Ended { code: 0 },
             Err(_) => State::Away,
+        }
+    }
+
+    /// Starts the container; whether the daemon has, or may have.
+    async fn starts(&self, to: &LineSender) -> bool {
+        match self.docker.start_container(&self.id, None).await {
+            Ok(()) => true,
+            Err(DockerResponseServerError { message, .. }) => {
+                to.send(Line::new(Source::Engine, format!("the container cannot be started: {message}"))).await.ok();
+                false
+            }
+            Err(_) => self.comes_back(to).await,
         }
     }
 

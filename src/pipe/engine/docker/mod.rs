@@ -217,12 +217,21 @@ impl Engine for DockerEngine {
                 created => break created,
             }
         };
-        let id = created.map_err(failed)?.id;
-        if let Err(source) = self.docker.start_container(&id, None).await {
-            self.remove(&id).await.ok();
-            return Err(failed(source));
+        let id = match created {
+            Ok(created) => created.id,
+            // The daemon may have made it: the next process that resumes the run looks for it.
+            Err(source) if !is_answer(&source) => return Err(Error::EngineLost { reason: source.to_string() }),
+            Err(source) => return Err(failed(source)),
+        };
+        match self.docker.start_container(&id, None).await {
+            Ok(()) => Ok(self.follow(id, launch, None, false)),
+            // The daemon may have started it, and starts it otherwise once it answers again.
+            Err(source) if !is_answer(&source) => Ok(self.follow(id, launch, None, true)),
+            Err(source) => {
+                self.remove(&id).await.ok();
+                Err(failed(source))
+            }
         }
-        Ok(self.follow(id, launch, None, false))
     }
 
     async fn find(&self, launch: &Launch, id: Option<&str>, read: Option<&LogPosition>) -> Result<FoundJob, Error> {
@@ -328,6 +337,11 @@ async fn remove_container(docker: &Docker, id: &str) -> Result<(), Error> {
 /// Whether a container has ended and Podman has not cleaned up after it: a state that Docker does not have.
 fn is_stopped(error: &bollard::errors::Error) -> bool {
     error.to_string().contains("unknown variant `stopped`")
+}
+
+/// Whether an error is what the daemon has answered. Without an answer nobody knows what it has done.
+fn is_answer(error: &bollard::errors::Error) -> bool {
+    matches!(error, bollard::errors::Error::DockerResponseServerError { .. })
 }
 
 /// Whether a container is not in the state that the request needs, or its name is taken. Docker answers 409 then, Podman 500.

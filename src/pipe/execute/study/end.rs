@@ -23,6 +23,10 @@ fn is_cancelled(run: &RunState) -> bool {
     run.attempts().last().is_some_and(|attempt| attempt.cause == Some(Cause::Cancelled))
 }
 
+fn is_killed(run: &RunState) -> bool {
+    run.attempts().last().is_some_and(|attempt| attempt.cause == Some(Cause::Killed))
+}
+
 impl StudyDriver<'_> {
     /// Looks at the run of a trial that has not ended.
     pub(super) async fn poll_trial(&mut self, number: u64) -> Result<(), Error> {
@@ -64,6 +68,14 @@ impl StudyDriver<'_> {
                         Err(self.halt(number, &reason, code.unwrap_or(PipeExit::Unexpected)))
                     }
                 }
+            }
+            // A signal from elsewhere ended its job, such as that of a machine that goes down: it says nothing of the settings.
+            Status::Failed
+                if is_killed(&found.state) && self.pruned_at(number).is_none() && !self.takeovers.has(&folder) =>
+            {
+                let reason = found.state.error.unwrap_or_default();
+                self.reporter.note(&format!("trial {number} goes on: {reason}"));
+                self.take_over(number, &folder)
             }
             Status::Stopped if self.pruned_at(number).is_none() && is_cancelled(&found.state) => {
                 // Who cancels a job of a study wants the study to stop: it goes on with this trial when it is resumed.
