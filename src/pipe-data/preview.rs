@@ -366,7 +366,7 @@ mod tests {
         let whole = encoder.finish().unwrap();
         for (name, bytes, want) in [
             ("a.jsonl.gz", &whole[..whole.len() / 2], Some("truncated")),
-            ("a.jsonl", &whole[..], Some("by its first bytes gzip")),
+            ("a.jsonl", &whole[..], Some("by its first bytes a gzip file")),
             ("a.parquet", b"PAR1 and no more", Some("")),
             ("b.jsonl.gz", &whole[..], None),
             ("b.jsonl", b"\n", None),

@@ -116,7 +116,7 @@ async fn first_that_answers(request: &EngineRequest, progress: &dyn Progress) ->
     let mut engines = ENGINES.iter().filter(|engine| engine.is_tried).peekable();
     while let Some(engine) = engines.next() {
         match (connect_to(engine, request.clone()).await, engines.peek()) {
-            // What is meant to be confined is not begun on the machine itself by accident.
+            // A command that is meant to be confined is not begun on the machine itself by accident.
             (Err(Error::NoEngine { reason, .. }), Some(next)) if request.for_image && !next.has_images => {
                 let (from, to) = (engine.name, next.name);
                 let hint = format!("start {from}; `--engine {to}` runs the command on this machine, without its image");

@@ -44,7 +44,7 @@ impl Params {
     }
 }
 
-/// What forms have asked for, the newest `MOST`, each with a number. A form that is sent twice asks once.
+/// The newest `MOST` requests of forms, each with a number. A form that is sent twice asks once.
 pub struct Asked<T, const MOST: usize>(Mutex<Vec<OfForm<T>>>);
 
 struct OfForm<T> {
