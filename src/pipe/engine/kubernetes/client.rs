@@ -206,15 +206,16 @@ impl Cluster {
         answer(self.pods().create(&PostParams { dry_run: only_asked, ..PostParams::default() }, pod)).await
     }
 
-    /// One that is there already is fine.
-    pub async fn create_secret(&self, secret: &Secret) -> Answer<()> {
+    /// Makes a secret; false where there is one of its name.
+    pub async fn create_secret(&self, secret: &Secret) -> Answer<bool> {
         match answer(self.secrets().create(&PostParams::default(), secret)).await {
-            Err(failure) if !failure.is(409) => Err(failure),
-            _ => Ok(()),
+            Ok(_) => Ok(true),
+            Err(failure) if failure.is(409) => Ok(false),
+            Err(failure) => Err(failure),
         }
     }
 
-    /// The same of a service.
+    /// Makes a service, unless there is one of its name.
     pub async fn create_service(&self, service: &Service, only_asked: bool) -> Answer<()> {
         let services: Api<Service> = Api::namespaced(self.client.clone(), &self.namespace);
         let asked = PostParams { dry_run: only_asked, ..PostParams::default() };

@@ -55,6 +55,9 @@ const FULL_INTERVAL: Duration = Duration::from_secs(15);
 
 /// How long a pod that was removed may take to go away, and how often that is looked at.
 const REMOVE_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// How long the secret of a pod that is gone may stay.
+const STALE_TIMEOUT: Duration = Duration::from_secs(60);
 const REMOVE_INTERVAL: Duration = Duration::from_millis(500);
 
 pub const REGISTRATION: Registration = Registration {
@@ -180,15 +183,15 @@ impl KubernetesEngine {
         Err(self.refused(said, "raise it: --set kubernetes.upload_limit=SIZE"))
     }
 
-    /// Makes the pod. Where the server does not answer, it may have made the pod all the same.
-    async fn create(&self, pod: &Pod) -> Result<Pod, Error> {
+    /// Makes the pod, and says whether it was made now. Where the server does not answer, it may have made the pod all the same.
+    async fn create(&self, pod: &Pod) -> Result<(Pod, bool), Error> {
         let name = pod.metadata.name.clone().unwrap_or_default();
         let mut tries = Tries::new();
         loop {
             match self.cluster.create_pod(pod, false).await {
-                Ok(pod) => return Ok(pod),
+                Ok(pod) => return Ok((pod, true)),
                 Err(failure) if failure.is(409) => match self.cluster.pod(&name).await {
-                    Ok(Some(pod)) if !state::is_deleted(&pod) => return Ok(pod),
+                    Ok(Some(pod)) if !state::is_deleted(&pod) => return Ok((pod, false)),
                     Ok(_) => tries.wait(&format!("pod {name} is still being deleted"), REMOVE_INTERVAL).await,
                     Err(failure) => tries.again(failure).await.map_err(Failure::error)?,
                 },
@@ -201,17 +204,24 @@ impl KubernetesEngine {
         }
     }
 
-    async fn create_secret(&self, secret: &Secret) -> Result<(), Error> {
+    /// Makes a secret; false where there is one of its name.
+    async fn create_secret(&self, secret: &Secret) -> Result<bool, Error> {
         let mut tries = Tries::new();
-        while let Err(failure) = self.cluster.create_secret(secret).await {
-            tries.again(failure).await.map_err(Failure::error)?;
+        loop {
+            match self.cluster.create_secret(secret).await {
+                Ok(is_made) => return Ok(is_made),
+                Err(failure) => tries.again(failure).await.map_err(Failure::error)?,
+            }
         }
-        Ok(())
     }
 
     /// Makes what the first pod of a job needs, and those of the other nodes unless it has begun: then they were there.
-    async fn complete(&self, launch: &Launch, plans: &[Plan], first: &Pod) -> Result<(), Error> {
-        self.create_secret(&pod::job_secret(launch, first)).await?;
+    async fn complete(&self, launch: &Launch, plans: &[Plan], first: &Pod, is_new: bool) -> Result<(), Error> {
+        let (secret, began) = (pod::job_secret(launch, first), Instant::now());
+        // That of an earlier pod of this name, which the cluster removes soon, is of no use to a new pod.
+        while !self.create_secret(&secret).await? && is_new && began.elapsed() < STALE_TIMEOUT {
+            tokio::time::sleep(REMOVE_INTERVAL).await;
+        }
         if plans.len() == 1 || matches!(state::stage(first), Stage::Runs { .. } | Stage::Ended) {
             return Ok(());
         }
@@ -399,8 +409,8 @@ impl Engine for KubernetesEngine {
             self.create_secret(&part).await?;
         }
         std::fs::remove_file(job::asked_before(&launch.job_folder.0)).ok();
-        let first = self.create(&pod::pod(&launch, &plans[0], &self.settings)?).await?;
-        if let Err(error) = self.complete(&launch, &plans, &first).await {
+        let (first, is_new) = self.create(&pod::pod(&launch, &plans[0], &self.settings)?).await?;
+        if let Err(error) = self.complete(&launch, &plans, &first, is_new).await {
             for plan in &plans {
                 self.cluster.delete_pod(&plan.pod, 0).await.ok();
             }
@@ -419,7 +429,7 @@ impl Engine for KubernetesEngine {
         match self.cluster.pod(&plans[0].pod).await {
             Ok(Some(pod)) => {
                 // A `pipe` that was killed may have made the pod alone.
-                self.complete(&launch, &plans, &pod).await?;
+                self.complete(&launch, &plans, &pod, false).await?;
                 Ok(FoundJob::Job(self.follow(&launch, plans, read)))
             }
             // Files that the job has left on a volume are fetched.
