@@ -3,6 +3,8 @@
 //! Cookies do not know ports. Therefore all pages lie in a folder with a random name, and the cookie is sent for that folder alone:
 //! a server of another user on this machine does not get it.
 
+use std::collections::VecDeque;
+use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
@@ -12,8 +14,8 @@ use std::time::Duration;
 use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::header::{
-    CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, COOKIE, HOST, HeaderName, ORIGIN, REFERRER_POLICY,
-    SET_COOKIE, X_CONTENT_TYPE_OPTIONS, X_FRAME_OPTIONS,
+    CACHE_CONTROL, CONNECTION, CONTENT_SECURITY_POLICY, CONTENT_TYPE, COOKIE, HOST, HeaderName, ORIGIN,
+    REFERRER_POLICY, SET_COOKIE, X_CONTENT_TYPE_OPTIONS, X_FRAME_OPTIONS,
 };
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode};
 use axum::middleware::Next;
@@ -22,6 +24,7 @@ use axum::serve::Listener;
 use std::sync::Arc;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::oneshot;
 use tokio::time::{Instant, Sleep};
 
 use super::request::Params;
@@ -178,7 +181,10 @@ fn refuse(why: &str) -> Response {
          <title>Not let in - pipe</title><h1>Not let in</h1><p>{}</p></html>",
         escape(why)
     );
-    html(StatusCode::FORBIDDEN, page)
+    let mut response = html(StatusCode::FORBIDDEN, page);
+    // Who is not let in does not keep a connection.
+    response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+    response
 }
 
 pub fn html(status: StatusCode, page: String) -> Response {
@@ -207,20 +213,39 @@ pub fn secret(bytes: usize) -> Result<String, Error> {
 /// How long a client may take to send the head of a request, or to take more of an answer.
 const SLOW_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Closes connections of clients that are slower.
-pub struct TimedListener(pub TcpListener);
+/// Connections that have not asked for anything yet. For one more the oldest is closed, so that nobody can use up all files.
+const MAX_SILENT: usize = 128;
+
+/// Closes connections of clients that are slower, and of those that are too many.
+pub struct TimedListener {
+    listener: TcpListener,
+    /// Dropping one of these closes its connection.
+    silent: VecDeque<oneshot::Sender<()>>,
+}
+
+impl TimedListener {
+    pub fn new(listener: TcpListener) -> Self {
+        Self { listener, silent: VecDeque::new() }
+    }
+}
 
 impl Listener for TimedListener {
     type Io = TimedStream<TcpStream>;
     type Addr = SocketAddr;
 
     async fn accept(&mut self) -> (Self::Io, SocketAddr) {
-        let (stream, address) = Listener::accept(&mut self.0).await;
-        (TimedStream::new(stream, SLOW_TIMEOUT), address)
+        let (stream, address) = Listener::accept(&mut self.listener).await;
+        self.silent.retain(|connection| !connection.is_closed());
+        if self.silent.len() >= MAX_SILENT {
+            self.silent.pop_front();
+        }
+        let (connection, closed) = oneshot::channel();
+        self.silent.push_back(connection);
+        (TimedStream { closed: Some(closed), ..TimedStream::new(stream, SLOW_TIMEOUT) }, address)
     }
 
     fn local_addr(&self) -> io::Result<SocketAddr> {
-        self.0.local_addr()
+        self.listener.local_addr()
     }
 }
 
@@ -230,22 +255,33 @@ pub struct TimedStream<S> {
     timer: Pin<Box<Sleep>>,
     /// How many bytes of the end of a head have come; all of them where an answer is awaited.
     matched: usize,
+    has_begun: bool,
+    /// Says that others need this place. Only who has not asked for anything yet gives it up.
+    closed: Option<oneshot::Receiver<()>>,
 }
 
 const END_OF_HEAD: &[u8] = b"\r\n\r\n";
 
 impl<S> TimedStream<S> {
     fn new(stream: S, most: Duration) -> Self {
-        Self { stream, most, timer: Box::pin(tokio::time::sleep(most)), matched: 0 }
+        Self { stream, most, timer: Box::pin(tokio::time::sleep(most)), matched: 0, has_begun: false, closed: None }
     }
 
     fn note(&mut self, bytes: &[u8]) {
         for byte in bytes {
+            // Empty lines before a request are no request.
+            if !self.has_begun && b"\r\n".contains(byte) {
+                continue;
+            }
+            self.has_begun = true;
             self.matched = match self.matched {
                 matched if matched == END_OF_HEAD.len() => matched,
                 matched if *byte == END_OF_HEAD[matched] => matched + 1,
                 _ => usize::from(*byte == END_OF_HEAD[0]),
             };
+        }
+        if self.matched == END_OF_HEAD.len() {
+            self.closed = None;
         }
     }
 }
@@ -256,7 +292,8 @@ impl<S: AsyncRead + Unpin> AsyncRead for TimedStream<S> {
         let read = Pin::new(&mut self.stream).poll_read(context, to);
         self.note(&to.filled()[before..]);
         let is_late = self.matched < END_OF_HEAD.len() && self.timer.as_mut().poll(context).is_ready();
-        if is_late { Poll::Ready(Err(io::ErrorKind::TimedOut.into())) } else { read }
+        let is_given_up = self.closed.as_mut().is_some_and(|closed| Pin::new(closed).poll(context).is_ready());
+        if is_late || is_given_up { Poll::Ready(Err(io::ErrorKind::TimedOut.into())) } else { read }
     }
 }
 
@@ -266,7 +303,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for TimedStream<S> {
         if written.is_ready() {
             let until = Instant::now() + self.most;
             self.timer.as_mut().reset(until);
-            self.matched = 0;
+            (self.matched, self.has_begun) = (0, false);
         }
         written
     }
@@ -344,6 +381,11 @@ mod tests {
         client.write_all(b"GET / HTTP/1.1\r\n").await.unwrap();
         assert_eq!(stream.read(&mut buffer).await.unwrap(), 16);
         assert_eq!(stream.read(&mut buffer).await.unwrap_err().kind(), io::ErrorKind::TimedOut);
+        let (mut client, server) = tokio::io::duplex(64);
+        let mut stream = TimedStream::new(server, Duration::from_millis(20));
+        client.write_all(b"\r\n\r\n").await.unwrap();
+        assert_eq!(stream.read(&mut buffer).await.unwrap(), 4);
+        assert_eq!(stream.read(&mut buffer).await.unwrap_err().kind(), io::ErrorKind::TimedOut);
         // An answer takes as long as it takes.
         let (mut client, server) = tokio::io::duplex(64);
         let mut stream = TimedStream::new(server, Duration::from_millis(20));
@@ -352,6 +394,31 @@ mod tests {
         assert!(tokio::time::timeout(Duration::from_millis(100), stream.read(&mut buffer)).await.is_err());
         stream.write_all(b"HTTP/1.1 200 OK").await.unwrap();
         assert_eq!(stream.read(&mut buffer).await.unwrap_err().kind(), io::ErrorKind::TimedOut);
+    }
+
+    #[tokio::test]
+    async fn silent_clients_make_room() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let mut listener = TimedListener::new(listener);
+        let mut clients = Vec::new();
+        let mut streams = Vec::new();
+        for number in 0..MAX_SILENT + 2 {
+            let mut client = TcpStream::connect(address).await.unwrap();
+            let (mut stream, _) = listener.accept().await;
+            if number == 0 {
+                client.write_all(b"GET / HTTP/1.1\r\n\r\n").await.unwrap();
+                assert_ne!(stream.read(&mut [0; 64]).await.unwrap(), 0);
+            }
+            clients.push(client);
+            streams.push(stream);
+        }
+        let mut buffer = [0; 8];
+        assert_eq!(streams[1].read(&mut buffer).await.unwrap_err().kind(), io::ErrorKind::TimedOut);
+        for kept in [0, 2, MAX_SILENT + 1] {
+            let read = tokio::time::timeout(Duration::from_millis(20), streams[kept].read(&mut buffer)).await;
+            assert!(read.is_err(), "{kept}: {read:?}");
+        }
     }
 
     #[test]

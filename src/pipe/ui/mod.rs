@@ -141,7 +141,7 @@ pub async fn serve(options: UiOptions) -> Result<(), Error> {
     // The first page does not wait until all runs are read.
     tokio::spawn(read_first(ui.clone()));
     tokio::select! {
-        served = axum::serve(door::TimedListener(listener), app) => served.map_err(|source| Error::Read { path: "the network".into(), source }),
+        served = axum::serve(door::TimedListener::new(listener), app) => served.map_err(|source| Error::Read { path: "the network".into(), source }),
         () = ui.changes.read() => Ok(()),
         () = tell_changes(ui.clone()) => Ok(()),
         () = interrupts.signal() => Ok(()),
