@@ -320,6 +320,9 @@ fn common(settings: &Pods) -> Value {
     if let Some(class) = &settings.priority_class {
         spec["priorityClassName"] = json!(class);
     }
+    if let Some(scheduler) = &settings.scheduler {
+        spec["schedulerName"] = json!(scheduler);
+    }
     spec
 }
 
@@ -556,6 +559,7 @@ mod tests {
             supervisor: Some("supervisor".to_owned()),
             service_account: Some("other".to_owned()),
             queue: Some("team-a".to_owned()),
+            scheduler: Some("volcano".to_owned()),
             time: std::num::NonZeroU32::new(2),
             ..Pods::default()
         };
@@ -575,7 +579,8 @@ mod tests {
             (&spec["serviceAccountName"], &spec["automountServiceAccountToken"]),
             (&json!("supervisor"), &json!(true))
         );
-        assert_eq!((&spec["activeDeadlineSeconds"], pod.to_string().contains("team-a")), (&Value::Null, false));
+        assert_eq!((&spec["activeDeadlineSeconds"], &spec["schedulerName"]), (&Value::Null, &Value::Null));
+        assert!(!pod.to_string().contains("team-a"));
         let job = &spec["containers"][0];
         assert_eq!(job["resources"]["requests"]["cpu"], CPU_OF_SUPERVISOR);
         let empty: Vec<&Value> =
@@ -603,6 +608,7 @@ mod tests {
             queue: Some("team-a".to_owned()),
             time: std::num::NonZeroU32::new(2),
             priority_class: Some("low".to_owned()),
+            scheduler: Some("volcano".to_owned()),
             labels: [("team".to_owned(), "a".to_owned())].into(),
             ..Pods::default()
         };
@@ -615,10 +621,15 @@ mod tests {
             (labels["kueue.x-k8s.io/queue-name"].as_str(), labels["team"].as_str()),
             (Some("team-a"), Some("a"))
         );
-        assert_eq!(pod["metadata"]["annotations"][RUN], "demo-1");
+        let annotations = &pod["metadata"]["annotations"];
         assert_eq!(
-            (pod["spec"]["activeDeadlineSeconds"].as_u64(), &pod["spec"]["priorityClassName"]),
-            (Some(120), &json!("low"))
+            (&annotations[RUN], &annotations["scheduling.volcano.sh/queue-name"]),
+            (&json!("demo-1"), &json!("team-a"))
+        );
+        let spec = &pod["spec"];
+        assert_eq!(
+            (spec["activeDeadlineSeconds"].as_u64(), &spec["priorityClassName"], &spec["schedulerName"]),
+            (Some(120), &json!("low"), &json!("volcano"))
         );
         let text = pod.to_string();
         assert!(text.contains(r#""claimName":"training""#) && text.contains(r#""sizeLimit":"1048576""#), "{text}");

@@ -48,7 +48,10 @@ pub struct Pods {
     /// The priority class of the pods.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub priority_class: Option<String>,
-    /// The queue of Kueue or Volcano.
+    /// The scheduler of the pods, such as `volcano`. Default: that of the cluster.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub scheduler: Option<String>,
+    /// The queue of Kueue, or of Volcano as the scheduler.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub queue: Option<String>,
     /// The resource that `container.gpus` counts, such as `nvidia.com/mig-1g.10gb`.
@@ -105,6 +108,7 @@ impl Default for Pods {
             node_selector: BTreeMap::new(),
             tolerations: Vec::new(),
             priority_class: None,
+            scheduler: None,
             queue: None,
             gpu_resource: GPU.to_owned(),
             time: None,
@@ -124,7 +128,7 @@ impl Pods {
     /// The settings of the pod that supervises a run: it waits in no queue and has no time limit.
     pub fn of_supervisor(&self) -> Self {
         let service_account = self.supervisor.clone();
-        Self { service_account, priority_class: None, queue: None, time: None, ..self.clone() }
+        Self { service_account, priority_class: None, scheduler: None, queue: None, time: None, ..self.clone() }
     }
 }
 
