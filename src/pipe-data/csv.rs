@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 pub use csv::StringRecord;
 use csv::{ByteRecord, ErrorKind, Position, ReaderBuilder, Trim};
-use pipe_spec::text::human_bytes;
+use pipe_spec::text::{count, human_bytes};
 use serde_json::Value;
 
 use crate::first_line::FirstLine;
@@ -57,6 +57,13 @@ impl Skipped {
 pub fn title_note(title: &str) -> String {
     let title: String = title.chars().take(SHOWN_TITLE).collect();
     format!("a title stands above the names of columns, and is skipped: {title:?}")
+}
+
+/// A row with too few or too many cells, of which one has more lines, has a quote that is not closed.
+const LINES_OF_A_CELL: usize = 100;
+
+fn lines(cell: &[u8]) -> usize {
+    cell.iter().filter(|byte| **byte == b'\n').count()
 }
 
 /// Characters of a title in a message.
@@ -173,7 +180,10 @@ impl<'a> CsvRecords<'a> {
     /// The next record, whatever its encoding.
     pub fn next_bytes(&mut self) -> Option<Result<ByteRecord, DataError>> {
         let mut record = ByteRecord::new();
-        let read = self.read(|reader| reader.read_byte_record(&mut record));
+        let read = self.read(|reader| {
+            let is_there = reader.read_byte_record(&mut record)?;
+            Ok(is_there.then(|| (record.len(), record.iter().map(lines).max())))
+        });
         read.map(|read| read.map(|()| record))
     }
 
@@ -187,15 +197,30 @@ impl<'a> CsvRecords<'a> {
 
     fn read(
         &mut self,
-        read: impl FnOnce(&mut csv::Reader<BoundedStream<'a>>) -> csv::Result<bool>,
+        read: impl FnOnce(&mut csv::Reader<BoundedStream<'a>>) -> csv::Result<Option<(usize, Option<usize>)>>,
     ) -> Option<Result<(), DataError>> {
         let position = self.reader.position().clone();
         self.allowed.set(position.byte() + self.longest + READ_AHEAD);
         self.rows += 1;
         match read(&mut self.reader) {
             Err(error) => Some(Err(self.wrong(&error, &position))),
-            Ok(false) => None,
-            Ok(true) => Some(Ok(())),
+            Ok(None) => None,
+            Ok(Some((cells, Some(lines)))) if lines > LINES_OF_A_CELL && self.columns() != Some(cells) => {
+                let position = self.in_file(&position);
+                let line = if self.is_file { line_at(&self.path, &position) } else { self.rows as u64 };
+                let message =
+                    format!("{}, one of them of {lines} lines; is a quote not closed?", count(cells, "value"));
+                Some(Err(DataError::new(&self.path, Some(line), message)))
+            }
+            Ok(Some(_)) => Some(Ok(())),
+        }
+    }
+
+    /// How many columns there are, once their names were read.
+    fn columns(&mut self) -> Option<usize> {
+        match &self.generated {
+            Some(names) => Some(names.len()),
+            None => self.reader.byte_headers().ok().map(ByteRecord::len),
         }
     }
 
@@ -220,7 +245,10 @@ impl Iterator for CsvRecords<'_> {
 
     fn next(&mut self) -> Option<Self::Item> {
         let mut record = StringRecord::new();
-        let read = self.read(|reader| reader.read_record(&mut record))?;
+        let read = self.read(|reader| {
+            let is_there = reader.read_record(&mut record)?;
+            Ok(is_there.then(|| (record.len(), record.iter().map(|cell| lines(cell.as_bytes())).max())))
+        })?;
         let position = record.position().filter(|_| self.skipped.bytes > 0).map(|position| self.in_file(position));
         if position.is_some() {
             record.set_position(position);
@@ -410,6 +438,33 @@ mod tests {
         let text = b"a,b\r\n\"1\r\n\",2\r\n\xe4,4\r\n";
         let want = "line 4: not UTF-8; convert the file with `iconv -f ENCODING -t UTF-8 FILE > NEW`";
         assert_eq!(lines("latin", text).pop(), Some(Err(want.to_owned())));
+    }
+
+    #[test]
+    fn a_quote_that_is_not_closed_is_no_row_to_skip() {
+        let rest = "5,6\n".repeat(200);
+        for (text, want) in [
+            (format!("a,b\n1,2\n\"3,4\n{rest}"), "line 3: 1 value, one of them of 201 lines; is a quote not closed?"),
+            (
+                format!("a,b\n1,2\n3,\"4,5\n{rest}\",6\n7,8\n"),
+                "line 3: 3 values, one of them of 201 lines; is a quote not closed?",
+            ),
+        ] {
+            let path = std::env::temp_dir().join(format!("pipe-quote-{}.csv", std::process::id()));
+            std::fs::write(&path, text).unwrap();
+            let mut records = CsvRecords::open(&path).unwrap();
+            records.headers().unwrap();
+            records.next().unwrap().unwrap();
+            let error = records.next().unwrap().unwrap_err().to_string();
+            assert!(error.ends_with(want), "{error}");
+            std::fs::remove_file(path).unwrap();
+        }
+        // A long text is none.
+        let path = Path::new("t.csv");
+        let text = format!("a,b\n1,\"{rest}\"\n");
+        let mut records = CsvRecords::from_stream(path, text.as_bytes(), 1 << 20).unwrap();
+        records.headers().unwrap();
+        assert_eq!(records.next().unwrap().unwrap().len(), 2);
     }
 
     #[test]

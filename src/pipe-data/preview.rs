@@ -20,8 +20,9 @@ use crate::pictures::list_pictures;
 use crate::row::LONGEST_ROW;
 use crate::tables;
 
-/// Rows whose values are kept to look at.
+/// Rows whose values are kept to look at, and bytes of them.
 const KEPT: usize = 10_000;
+const KEPT_BYTES: usize = 64 << 20;
 
 /// How the rows are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,6 +53,8 @@ pub struct DataTable {
     pub uneven: u64,
     /// Sentences about how the file is read.
     pub notes: Vec<String>,
+    /// Bytes of the texts in `rows`.
+    held: usize,
 }
 
 impl DataTable {
@@ -63,12 +66,18 @@ impl DataTable {
         let mut files = data_files(path).into_iter();
         let Some(first) = files.next() else { return classes(path) };
         let mut table = read_file(&first)?;
-        for more in files.filter_map(|file| read_file(&file)).filter(|more| more.names == table.names) {
+        for more in files.filter_map(|file| read_file(&file)) {
+            if more.names != table.names {
+                continue;
+            }
             table.total += more.total;
             table.uneven += more.uneven;
             table.counted &= more.counted;
-            let room = KEPT - table.rows.len();
-            table.rows.extend(more.rows.into_iter().take(room));
+            for row in more.rows {
+                if table.has_room() {
+                    table.keep(row);
+                }
+            }
         }
         Some(table)
     }
@@ -147,7 +156,7 @@ pub fn notes(path: &Path) -> Vec<String> {
 impl DataTable {
     fn new(layout: Layout, names: Vec<String>) -> Self {
         let (rows, nested, notes) = (Vec::new(), Vec::new(), Vec::new());
-        Self { layout, names, rows, total: 0, counted: true, folder: PathBuf::new(), nested, uneven: 0, notes }
+        Self { layout, names, rows, total: 0, counted: true, folder: PathBuf::new(), nested, uneven: 0, notes, held: 0 }
     }
 
     fn push_object(&mut self, mut object: Map<String, Value>) {
@@ -167,9 +176,18 @@ impl DataTable {
 
     fn push(&mut self, row: impl FnOnce() -> Vec<Value>) {
         self.total += 1;
-        if self.rows.len() < KEPT {
-            self.rows.push(row());
+        if self.has_room() {
+            self.keep(row());
         }
+    }
+
+    fn has_room(&self) -> bool {
+        self.rows.len() < KEPT && self.held < KEPT_BYTES
+    }
+
+    fn keep(&mut self, row: Vec<Value>) {
+        self.held += row.iter().map(tables::size).sum::<usize>();
+        self.rows.push(row);
     }
 }
 
@@ -187,7 +205,7 @@ fn lines(path: &Path) -> Option<impl Iterator<Item = String>> {
 fn json_lines(lines: impl Iterator<Item = String>) -> DataTable {
     let mut table = DataTable::new(Layout::JsonLines, Vec::new());
     for line in lines.filter(|line| !line.trim().is_empty()) {
-        if table.rows.len() >= KEPT {
+        if !table.has_room() {
             table.total += 1;
             continue;
         }

@@ -290,6 +290,17 @@ const LARGEST_WORKBOOK: u64 = 256 << 20;
 /// Columns that Excel allows.
 const MOST_COLUMNS: usize = 16_384;
 
+/// Bytes that a value holds.
+pub fn size(value: &Value) -> usize {
+    size_of::<Value>()
+        + match value {
+            Value::String(text) => text.len(),
+            Value::Array(items) => items.iter().map(size).sum(),
+            Value::Object(items) => items.iter().map(|(name, value)| name.len() + size(value)).sum(),
+            Value::Null | Value::Bool(_) | Value::Number(_) => 0,
+        }
+}
+
 /// Bytes of a workbook besides its sheets, unpacked: the texts of its cells above all, which are held.
 const LARGEST_TEXTS: u64 = 512 << 20;
 
@@ -299,16 +310,66 @@ fn check_texts(file: &File, largest: u64) -> Result<(), ReadError> {
     let mut left = largest;
     for index in 0..archive.len() {
         let entry = archive.by_index(index).map_err(|error| unreadable(error.into()))?;
-        if entry.name().is_ok_and(|name| name.to_ascii_lowercase().starts_with("xl/worksheets/")) {
+        let name = entry.name().map_or_else(|_| String::new(), |name| name.to_ascii_lowercase());
+        if name.starts_with("xl/worksheets/") {
+            check_cells(entry)?;
             continue;
         }
-        left = left.saturating_sub(io::copy(&mut entry.take(left + 1), &mut io::sink())?);
+        let mut texts = entry.take(left + 1);
+        let mut start = Vec::new();
+        let mut size = (&mut texts).take(FIRST_BYTES).read_to_end(&mut start)? as u64;
+        size += io::copy(&mut texts, &mut io::sink())?;
+        // calamine makes room for as many texts as the file says that there are.
+        if name == "xl/sharedstrings.xml" && unique_count(&start).is_some_and(|count| count > size) {
+            return Err(ReadError::File(
+                "not an Excel workbook that can be read: it has fewer texts than it says".to_owned(),
+            ));
+        }
+        left = left.saturating_sub(size);
         if left == 0 {
             let message = format!("its texts take more than {}; save its sheet as .csv", human_bytes(largest));
             return Err(ReadError::File(message));
         }
     }
     Ok(())
+}
+
+/// Bytes that come out of a byte of a zip archive at most.
+const MOST_UNPACKED: u64 = 1032;
+
+/// calamine reads a cell as a whole, however long it is.
+fn check_cells(mut sheet: zip::read::ZipFile<'_, impl Read>) -> Result<(), ReadError> {
+    if sheet.compressed_size() * MOST_UNPACKED < LONGEST_ROW {
+        return Ok(());
+    }
+    let mut piece = vec![0; 1 << 16];
+    let mut length = 0;
+    loop {
+        let count = sheet.read(&mut piece)?;
+        if count == 0 {
+            return Ok(());
+        }
+        for part in piece[..count].split_inclusive(|byte| *byte == b'<') {
+            length += part.len() as u64;
+            if length > LONGEST_ROW {
+                return Err(ReadError::File(format!("a cell of it: {}", too_long(LONGEST_ROW))));
+            }
+            if part.ends_with(b"<") {
+                length = 0;
+            }
+        }
+    }
+}
+
+/// Bytes at the beginning of the shared texts, which say how many there are.
+const FIRST_BYTES: u64 = 4 << 10;
+
+fn unique_count(start: &[u8]) -> Option<u64> {
+    let text = String::from_utf8_lossy(start);
+    let (_, rest) = text.split_once("uniqueCount=")?;
+    let number = rest.trim_start_matches(['"', '\'']).split(|c: char| !c.is_ascii_digit()).next()?;
+    // One that is too large for a number is too large for a file.
+    (!number.is_empty()).then(|| number.parse().unwrap_or(u64::MAX))
 }
 
 fn open_workbook(path: &Path) -> Result<Xlsx<BufReader<File>>, ReadError> {
@@ -335,12 +396,12 @@ fn workbook_rows(path: &Path, title: &mut Option<String>, each: Each<'_>) -> Res
             Err(error) => return Err(unreadable(error)),
         };
         let mut rows = SheetRows { names: None, first: Vec::new(), title: &mut *title, each: &mut *each };
-        let (mut row, mut number) = (Vec::new(), 0);
+        let (mut row, mut number, mut held) = (Vec::new(), 0, 0);
         while let Some(cell) = cells.next_cell().map_err(unreadable)? {
             let (line, column) = cell.get_position();
             if line != number {
                 rows.row(std::mem::take(&mut row))?;
-                number = line;
+                (number, held) = (line, 0);
             }
             let column = column as usize;
             if column >= MOST_COLUMNS {
@@ -350,6 +411,11 @@ fn workbook_rows(path: &Path, title: &mut Option<String>, each: Each<'_>) -> Res
                 row.resize(column + 1, Value::Null);
             }
             row[column] = cell_value(cell.get_value());
+            // A small file can have the same long text in each of its cells.
+            held += size(&row[column]);
+            if held as u64 > LONGEST_ROW {
+                return Err(ReadError::File(format!("row {}: {}", line + 1, too_long(LONGEST_ROW))));
+            }
         }
         rows.row(row)?;
         if rows.finish()? {
