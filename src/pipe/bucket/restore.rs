@@ -14,7 +14,7 @@ use pipe_spec::{Cause, Outcome, RunFolder, RunState, Status, Variables};
 use super::run_copy::{Mark, RunCopy, StoredFile, piece_path};
 use super::{Bucket, Failure};
 use crate::error::Error;
-use crate::report::FetchProgress;
+use crate::report::{FetchProgress, visible_line};
 use crate::system::files::{Space, absolute, write_json};
 
 const PIECE: usize = 256 << 10;
@@ -41,7 +41,7 @@ pub fn restore(text: &str, runs: &Path, known: &Variables, progress: &FetchProgr
         return Err(Error::RunIsHere { id, folder: folder.path().to_owned(), is_newest });
     }
     if let Some(holder) = copy.manifest.holder.as_ref().filter(|holder| holder.may_live(copy.age)) {
-        let (host, pid) = (holder.host.clone(), holder.pid);
+        let (host, pid) = (visible_line(&holder.host).into_owned(), holder.pid);
         return Err(Error::RunHeld { id, host, pid, seconds: copy.age.map_or(0, |age| age.as_secs()) });
     }
     let mut mark = Mark::random();
@@ -54,7 +54,7 @@ pub fn restore(text: &str, runs: &Path, known: &Variables, progress: &FetchProgr
     let download = Download { copy: &copy, folder: &staged, progress };
     download.records()?;
     download.checkpoints()?;
-    adopt(&staged, folder.path())?;
+    adopt(&staged, &id, folder.path())?;
     mark.write(&staged)?;
     let fail = |source| Error::Write { path: folder.path().to_owned(), source };
     for name in ["attempts", "checkpoints"] {
@@ -67,10 +67,15 @@ pub fn restore(text: &str, runs: &Path, known: &Variables, progress: &FetchProgr
 }
 
 /// Makes the state one that a killed `pipe` would have left in `home`: its job ran on another machine and is gone.
-fn adopt(folder: &RunFolder, home: &Path) -> Result<(), Error> {
+fn adopt(folder: &RunFolder, id: &str, home: &Path) -> Result<(), Error> {
     let read = |source| Error::Read { path: folder.state(), source };
     let text = std::fs::read(folder.state()).map_err(read)?;
     let mut state: RunState = serde_json::from_slice(&text).map_err(|error| read(error.into()))?;
+    if state.id != id {
+        let reason =
+            format!("the copy {id} is that of the run {}; copy it to a folder of that name", visible_line(&state.id));
+        return Err(Error::BucketRefused { reason });
+    }
     state.cwd = std::env::current_dir().unwrap_or_default();
     state.home = home.to_owned();
     if let Some(attempt) = state.last_attempt_mut() {
@@ -151,7 +156,7 @@ impl Download<'_> {
         if missing.is_empty() {
             return Ok(Vec::new());
         }
-        let needed: u64 = missing.iter().map(|file| file.size).sum();
+        let needed: u64 = missing.iter().fold(0, |sum, file| file.size.saturating_add(sum));
         std::fs::create_dir_all(self.folder.path()).map_err(|source| self.write_error(self.folder.path(), source))?;
         if let Some(space) = Space::at(self.folder.path()).filter(|space| space.free < needed) {
             return Err(self.no_space(needed, space.free));
@@ -217,15 +222,13 @@ impl Download<'_> {
             let mut tries = 0;
             loop {
                 let before = size;
-                let Err(failure) = self.receive(&self.copy.bucket, &object, &mut from, |bytes| {
+                let received = self.receive(&self.copy.bucket, &object, &mut from, |bytes| {
                     hasher.update(bytes);
                     size += bytes.len() as u64;
                     self.progress.at(index, size.min(file.size));
-                    written.write_all(bytes)
-                })?
-                else {
-                    break;
-                };
+                    if size > file.size { Ok(false) } else { written.write_all(bytes).map(|()| true) }
+                })?;
+                let Err(failure) = received else { break };
                 tries = if size > before { 1 } else { tries + 1 };
                 match failure {
                     Failure::Unavailable(_) if tries < TRIES => {
@@ -245,13 +248,13 @@ impl Download<'_> {
         Ok(is_whole)
     }
 
-    /// Receives an object from byte `from` on, which counts what came. The outer error is one of this machine.
+    /// Receives an object from byte `from` on, which counts what came, until `take` wants no more. The outer error is one of this machine.
     fn receive(
         &self,
         bucket: &Bucket,
         object: &str,
         from: &mut u64,
-        mut take: impl FnMut(&[u8]) -> std::io::Result<()>,
+        mut take: impl FnMut(&[u8]) -> std::io::Result<bool>,
     ) -> Result<Result<(), Failure>, Error> {
         let mut body = match bucket.get(object, *from, None) {
             Ok(body) => body,
@@ -263,7 +266,9 @@ impl Download<'_> {
                 Ok(0) => return Ok(Ok(())),
                 Ok(count) => {
                     *from += count as u64;
-                    take(&piece[..count]).map_err(|source| self.write_error(self.folder.path(), source))?;
+                    if !take(&piece[..count]).map_err(|source| self.write_error(self.folder.path(), source))? {
+                        return Ok(Ok(()));
+                    }
                 }
                 Err(error) => return Ok(Err(Failure::Unavailable(format!("{}: {error}", self.copy.address)))),
             }

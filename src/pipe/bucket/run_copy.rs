@@ -179,7 +179,7 @@ impl RunCopy {
     }
 
     pub fn next(&self, files: Vec<StoredFile>, holder: Option<Holder>) -> Manifest {
-        let generation = self.manifest.generation + 1;
+        let generation = self.manifest.generation.saturating_add(1);
         Manifest { version: Manifest::VERSION, generation, claim: self.manifest.claim.clone(), holder, files }
     }
 
