@@ -17,6 +17,9 @@ use crate::error::Error;
 use crate::run::Follow;
 
 /// The study's run id, of the `pipe tune` that the trial belongs to.
+/// Names of metrics that are kept for a message.
+const MOST_NAMES: usize = 32;
+
 pub const STUDY: &str = "study";
 /// The id of its run.
 pub const RUN: &str = "run";
@@ -203,7 +206,7 @@ impl Curves {
     }
 
     fn put(&mut self, step: u64, name: &str, value: f64) {
-        if !self.names.iter().any(|known| known == name) {
+        if self.names.len() < MOST_NAMES && !self.names.iter().any(|known| known == name) {
             self.names.push(name.to_owned());
         }
         for (objective, values) in self.objectives.iter().zip(&mut self.values) {
