@@ -205,6 +205,12 @@ errors! {
     ImageBuild { step: Option<String>, message: String } => ImageBuild,
         ["the image could not be built{}: {message}",
          step.as_ref().map(|step| format!(" at {step}")).unwrap_or_default()];
+    ContextChanged { path: PathBuf } => ImageBuild,
+        ["{path} changed while the image was built from it", path = path.display()]
+        hint ["try again; a file that changes all the time belongs into a .dockerignore beside the Dockerfile"];
+    ImageReplaced { image: String } => ImageBuild,
+        ["{image} is another image than the one that the run began with, which the engine has no longer"]
+        hint ["`pipe resume` continues with the image that has this name now"];
     ImagePush { image: String, message: String, hint: String } => Unavailable,
         ["cannot push {image}: {message}"]
         hint ["{hint}"];
@@ -304,7 +310,9 @@ errors! {
     KnownNotToFit { why: String } => OutOfMemory,
         ["{why}"];
     Journal { #[from] source: pipe_search::JournalError } => Unexpected,
-        ["{source}"];
+        ["{source}"]
+        hint (matches!(source, pipe_search::JournalError::Line { .. })
+            .then(|| "bring back a copy of that file from before; or move it away, and the study begins again".to_owned()));
     IsStudy { file: PathBuf } => Usage,
         ["{file} is a study (settings to try), not a pipeline", file = file.display()]
         hint ["`pipe tune run {}` runs it", file.display()];
@@ -426,7 +434,7 @@ errors! {
         ["the last attempt of {id} has not ended where it began, and that is not {engine}"]
         hint ["end it first, without the changed settings: `pipe stop {id}`"];
     EngineLost { reason: String } => Unavailable,
-        ["the connection to the engine was lost while the job was running: {reason}"]
+        ["the connection to the engine was lost: {reason}"]
         hint ["start the engine again, then continue with `pipe resume`"];
     JobStays { seconds: u64 } => Unavailable,
         ["the job did not end within {seconds} s of being killed"]

@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 
 use crate::harness::{Needs, Suite, daemons};
 use crate::stand_ins::job;
+use crate::walk::{expect_undisturbed, walk};
 
 pub fn tests(suite: &mut Suite) {
     suite.each_daemon("images::unchanged_is_not_sent_again", false, unchanged);
@@ -18,6 +19,7 @@ pub fn tests(suite: &mut Suite) {
     suite.test("images::missing_dockerfile", Needs::Nothing, missing_dockerfile);
     suite.test("images::old_ones_are_pruned", Needs::Nothing, pruned);
     suite.test("images::pinned_and_not_there", Needs::Docker, pinned);
+    suite.test("images::replaced_between_two_attempts", Needs::Docker, replaced);
     suite.test("containers::inspected", Needs::Docker, inspected);
     suite.each_daemon("containers::tried_from_inside", false, tried_from_inside);
     suite.each_daemon("containers::vanishing_while_it_runs", false, vanishing);
@@ -76,6 +78,26 @@ fn pinned() {
         .pipe(&["run", "job.yaml", "--set", &image])
         .exits(5)
         .says("the engine does not have the image nowhere@sha256:");
+}
+
+/// A run has the image that it began with, whatever its name means by the time of the retry.
+fn replaced() {
+    let folder = walk(50);
+    let build = || {
+        let built = folder.pipe(&["image", "build", "image/job.Dockerfile", "--json"]).exits(0).json();
+        built["image"].as_str().unwrap().to_owned()
+    };
+    let first = build();
+    folder.write("image/job.Dockerfile", "FROM scratch\nCOPY job /job\nENTRYPOINT [\"/nowhere\"]\n");
+    let other = build();
+    let name = format!("pipe-test-replaced:{}", std::process::id());
+    docker(&["tag", &first, &name]);
+    let running = folder.start(&["run", "job.yaml", "--set", &format!("container.image={name}")]);
+    folder.wait_until("a container", || !folder.containers().is_empty());
+    docker(&["tag", &other, &name]);
+    running.end().exits(0);
+    expect_undisturbed(&folder);
+    docker(&["image", "rm", &name]);
 }
 
 fn docker(args: &[&str]) -> String {

@@ -33,6 +33,8 @@ pub struct Launch {
     pub program: JobProgram,
     /// The image that the job runs in, where the engine has images.
     pub image: Option<String>,
+    /// The id of that image when the run was prepared. Its name may mean another one by now.
+    pub image_id: Option<String>,
     pub args: Vec<String>,
     pub env: BTreeMap<String, String>,
     /// Whether the job has the network.
@@ -80,6 +82,7 @@ impl Launch {
             work_folder: None,
             program: JobProgram::Command("true".to_owned()),
             image: None,
+            image_id: None,
             args: Vec::new(),
             env: BTreeMap::new(),
             network: false,

@@ -403,6 +403,7 @@ fn launch(state: &RunState, folder: &RunFolder, pipeline: Option<&Pipeline>, set
         work_folder: Some(cwd).filter(|cwd| cwd.is_absolute()),
         program: JobProgram::Command(PROGRAM.to_owned()),
         image: lock::read(folder).and_then(|lock| lock.on.image),
+        image_id: None,
         args: args.map(str::to_owned).collect(),
         env: BTreeMap::new(),
         network: true,

@@ -7,29 +7,35 @@
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
+use pipe_spec::RunFolder;
 use tokio::sync::mpsc;
 
+use super::MAX_DOCKERFILE_BYTES;
 use super::elf::{self, Libraries};
 use super::libtorch::{self, MAIN_LIBRARY};
 use crate::error::Error;
 use crate::system::digests::Digests;
+use crate::system::files::{self, Pattern};
 
 #[derive(Clone, Debug)]
 pub struct Context {
     dockerfile: String,
-    files: BTreeMap<String, File>,
+    files: BTreeMap<String, Source>,
     hash: String,
 }
 
 #[derive(Clone, Debug)]
-struct File {
+struct Source {
     path: PathBuf,
-    size: u64,
     executable: bool,
+    /// Its size and content when it was hashed.
+    size: u64,
+    digest: String,
 }
 
 type Chunk = Result<Bytes, std::io::Error>;
@@ -45,28 +51,49 @@ impl Context {
     pub fn add(&mut self, name: &str, path: &Path) -> Result<(), Error> {
         let meta = std::fs::metadata(path).map_err(|source| Error::Read { path: path.to_owned(), source })?;
         let executable = meta.permissions().mode() & 0o111 != 0;
-        self.files.insert(name.to_owned(), File { path: path.to_owned(), size: meta.len(), executable });
+        let source = Source { path: path.to_owned(), executable, size: meta.len(), digest: String::new() };
+        self.files.insert(name.to_owned(), source);
         Ok(())
     }
 
-    /// Every file below `folder` but what begins with a dot.
+    /// Every file below `folder` but what begins with a dot, what its `.dockerignore` names, links that lead out of it, and runs of
+    /// pipe.
     pub fn add_folder(&mut self, folder: &Path) -> Result<(), Error> {
-        self.add_below(folder, "")
+        let ignored = Ignored::read(folder)?;
+        let root = folder.canonicalize().map_err(|source| Error::Read { path: folder.to_owned(), source })?;
+        self.add_below(folder, "", &ignored, &mut vec![root])
     }
 
-    fn add_below(&mut self, folder: &Path, prefix: &str) -> Result<(), Error> {
+    /// `above`: this folder and those that it is in, which a link in it may lead back to.
+    fn add_below(
+        &mut self,
+        folder: &Path,
+        prefix: &str,
+        ignored: &Ignored,
+        above: &mut Vec<PathBuf>,
+    ) -> Result<(), Error> {
         let read_error = |source| Error::Read { path: folder.to_owned(), source };
         for entry in std::fs::read_dir(folder).map_err(read_error)? {
             let entry = entry.map_err(read_error)?;
-            let name = entry.file_name().to_string_lossy().into_owned();
-            if name.starts_with('.') {
+            let name = format!("{prefix}{}", entry.file_name().to_string_lossy());
+            let path = entry.path();
+            let real = path.canonicalize();
+            let is_outside = real.as_ref().is_ok_and(|real| !real.starts_with(&above[0]));
+            if entry.file_name().as_bytes().starts_with(b".") || is_outside {
                 continue;
             }
-            let path = entry.path();
             if path.is_dir() {
-                self.add_below(&path, &format!("{prefix}{name}/"))?;
-            } else if path.is_file() {
-                self.add(&format!("{prefix}{name}"), &path)?;
+                let real = real.map_err(read_error)?;
+                let is_above = above.contains(&real);
+                let run = RunFolder::new(&path);
+                let is_run = run.state().is_file() && run.owner().is_file();
+                if !is_run && !is_above && !ignored.has_all_of(&name) {
+                    above.push(real);
+                    self.add_below(&path, &format!("{name}/"), ignored, above)?;
+                    above.pop();
+                }
+            } else if path.is_file() && !ignored.has(&name) {
+                self.add(&name, &path)?;
             }
         }
         Ok(())
@@ -81,10 +108,12 @@ impl Context {
             hasher.update(bytes);
         };
         part(self.dockerfile.as_bytes());
-        for (name, file) in &self.files {
+        for (name, file) in &mut self.files {
+            let (digest, stamp) = digests.stamped(&file.path)?;
             part(name.as_bytes());
             part(&[u8::from(file.executable)]);
-            part(digests.hash(&file.path)?.as_bytes());
+            part(digest.as_bytes());
+            (file.digest, file.size) = (digest, stamp.size);
         }
         digests.save();
         self.hash = hasher.finalize().to_hex().to_string();
@@ -99,35 +128,90 @@ impl Context {
         self.files.values().map(|file| file.size).sum()
     }
 
-    /// Writes the context as a tar archive into `to`, and how much of it into `counter`. Blocks.
+    /// Writes the context as a tar archive into `to`, and how much of it into `counter`. Blocks. Where a file is no longer what was
+    /// hashed, the archive is broken off: no image gets the name of another content.
     pub fn send(&self, to: mpsc::Sender<Chunk>, counter: mpsc::UnboundedSender<u64>) -> Result<(), Error> {
-        let mut archive = tar::Builder::new(ChannelWriter { to, counter });
+        let mut archive = tar::Builder::new(ChannelWriter { to: to.clone(), counter });
+        let sent = self.write(&mut archive);
+        if sent.is_err() {
+            // Before the archive is dropped, which would end it as a whole one.
+            to.blocking_send(Err(std::io::Error::other("the build context was broken off"))).ok();
+        }
+        sent
+    }
+
+    fn write(&self, archive: &mut tar::Builder<ChannelWriter>) -> Result<(), Error> {
         let write_error = |source| Error::Write { path: "the build context".into(), source };
         let text = self.dockerfile.as_bytes();
-        append(&mut archive, Self::DOCKERFILE, text, text.len() as u64, false).map_err(write_error)?;
+        archive.append_data(&mut header(text.len() as u64, false), Self::DOCKERFILE, text).map_err(write_error)?;
         for (name, file) in &self.files {
             let read_error = |source| Error::Read { path: file.path.clone(), source };
-            let content = std::fs::File::open(&file.path).map_err(read_error)?;
-            append(&mut archive, name, content, file.size, file.executable).map_err(read_error)?;
+            let mut content = Hashing { from: files::open(&file.path)?.take(file.size), hasher: blake3::Hasher::new() };
+            let mut header = header(file.size, file.executable);
+            archive.append_data(&mut header, name, &mut content).map_err(read_error)?;
+            if content.hasher.finalize().to_hex().as_str() != file.digest {
+                return Err(Error::ContextChanged { path: file.path.clone() });
+            }
         }
         archive.finish().map_err(write_error)
     }
 }
 
-fn append(
-    archive: &mut tar::Builder<impl Write>,
-    name: &str,
-    content: impl Read,
-    size: u64,
-    executable: bool,
-) -> std::io::Result<()> {
+fn header(size: u64, executable: bool) -> tar::Header {
     let mut header = tar::Header::new_gnu();
     header.set_size(size);
     header.set_mode(if executable { 0o755 } else { 0o644 });
     header.set_mtime(0);
     header.set_uid(0);
     header.set_gid(0);
-    archive.append_data(&mut header, name, content)
+    header
+}
+
+/// A reader that hashes what it reads.
+struct Hashing<R> {
+    from: R,
+    hasher: blake3::Hasher,
+}
+
+impl<R: Read> Read for Hashing<R> {
+    fn read(&mut self, bytes: &mut [u8]) -> std::io::Result<usize> {
+        let count = self.from.read(bytes)?;
+        self.hasher.update(&bytes[..count]);
+        Ok(count)
+    }
+}
+
+/// The `.dockerignore` of a folder: patterns of paths that are left out, a line each. One that begins with `!` takes them in again, and
+/// the last one that matches decides.
+struct Ignored(Vec<(bool, Pattern)>);
+
+impl Ignored {
+    fn read(folder: &Path) -> Result<Self, Error> {
+        let path = folder.join(".dockerignore");
+        if !path.is_file() {
+            return Ok(Self(Vec::new()));
+        }
+        let text = files::read(&path, MAX_DOCKERFILE_BYTES)?;
+        let text = String::from_utf8_lossy(&text);
+        let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
+        let parse = |line: &str| {
+            let (taken_in, path) = line.strip_prefix('!').map_or((false, line), |path| (true, path.trim_start()));
+            (taken_in, Pattern::new(path.trim_start_matches("./").trim_matches('/')))
+        };
+        Ok(Self(lines.map(parse).collect()))
+    }
+
+    /// Whether a file is left out, by its own name or that of a folder that it is in.
+    fn has(&self, name: &str) -> bool {
+        let parents = || name.match_indices('/').map(|(end, _)| &name[..end]).chain([name]);
+        let last = self.0.iter().rev().find(|(_, pattern)| parents().any(|path| pattern.matches(path)));
+        last.is_some_and(|(taken_in, _)| !taken_in)
+    }
+
+    /// Whether nothing of a folder can be taken in again.
+    fn has_all_of(&self, folder: &str) -> bool {
+        self.has(folder) && !self.0.iter().any(|(taken_in, _)| *taken_in)
+    }
 }
 
 /// A writer whose bytes go to the HTTP request, in pieces.
@@ -318,6 +402,57 @@ mod tests {
             bytes.extend_from_slice(&chunk.unwrap());
         }
         bytes
+    }
+
+    #[test]
+    fn a_file_that_changes_breaks_the_archive_off() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.py");
+        std::fs::write(&path, "1").unwrap();
+        let context = of_folder(folder.path());
+        std::fs::write(&path, "12").unwrap();
+        assert!(!archive(&context).is_empty(), "what was appended is no part of it");
+        for change in [&|path: &Path| std::fs::write(path, "2"), &|path: &Path| std::fs::remove_file(path)]
+            as [&dyn Fn(&Path) -> std::io::Result<()>; 2]
+        {
+            change(&path).unwrap();
+            let (to, mut from) = mpsc::channel(1024);
+            let (counter, _) = mpsc::unbounded_channel();
+            context.send(to, counter).unwrap_err();
+            let mut chunks = std::iter::from_fn(|| from.try_recv().ok());
+            assert!(chunks.any(|chunk| chunk.is_err()), "an archive that looks whole");
+        }
+    }
+
+    #[test]
+    fn what_is_no_part_of_a_context() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path();
+        for name in [
+            "a.py",
+            "b.log",
+            "keep.log",
+            "data/x.csv",
+            "data/sub/y.csv",
+            "src/data/z",
+            "run-1/run.json",
+            "run-1/.owner",
+        ] {
+            std::fs::create_dir_all(root.join(name).parent().unwrap()).unwrap();
+            std::fs::write(root.join(name), "").unwrap();
+        }
+        std::os::unix::fs::symlink(root, root.join("src/loop")).unwrap();
+        for (target, link) in [("/etc", "folder"), ("/etc/passwd", "file"), ("a.py", "b.py")] {
+            std::os::unix::fs::symlink(target, root.join(link)).unwrap();
+        }
+        let names = || of_folder(root).files.into_keys().collect::<Vec<_>>();
+        assert_eq!(names(), ["a.py", "b.log", "b.py", "data/sub/y.csv", "data/x.csv", "keep.log", "src/data/z"]);
+        std::fs::write(root.join(".dockerignore"), "# logs\n*.log\n!keep.log\n\n/data/\n").unwrap();
+        assert_eq!(names(), ["a.py", "b.py", "keep.log", "src/data/z"]);
+        std::fs::write(root.join(".dockerignore"), "*\n!data/sub\n").unwrap();
+        assert_eq!(names(), ["data/sub/y.csv"]);
+        std::fs::write(root.join(".dockerignore"), "**/data\n").unwrap();
+        assert_eq!(names(), ["a.py", "b.log", "b.py", "keep.log"]);
     }
 
     fn of_folder(folder: &Path) -> Context {

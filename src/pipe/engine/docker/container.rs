@@ -343,20 +343,38 @@ impl Follower {
     /// Waits for the daemon; whether it is there again.
     async fn comes_back(&self, to: &LineSender) -> bool {
         self.outage.store(true, Ordering::Relaxed);
-        let timeout = std::env::var("PIPE_ENGINE_WAIT").ok().and_then(|seconds| seconds.parse().ok());
-        let timeout = timeout.map_or(OUTAGE_TIMEOUT, Duration::from_secs);
         let note = |text: String| Line::new(Source::Engine, text);
-        to.send(note(format!("the daemon does not answer: waiting for it, at most {}s", timeout.as_secs()))).await.ok();
-        let began = Instant::now();
-        while began.elapsed() < timeout {
-            if self.docker.ping().await.is_ok() {
-                to.send(note("the daemon answers again".to_owned())).await.ok();
-                return true;
-            }
-            tokio::time::sleep(POLL_INTERVAL).await;
+        to.send(note(waiting())).await.ok();
+        let answers = answers_again(&self.docker).await;
+        if answers {
+            to.send(note(ANSWERS.to_owned())).await.ok();
         }
-        false
+        answers
     }
+}
+
+fn outage_timeout() -> Duration {
+    let given = std::env::var("PIPE_ENGINE_WAIT").ok().and_then(|seconds| seconds.parse().ok());
+    given.map_or(OUTAGE_TIMEOUT, Duration::from_secs)
+}
+
+/// The words while a daemon is waited for.
+pub fn waiting() -> String {
+    format!("the daemon does not answer: waiting for it, at most {}s", outage_timeout().as_secs())
+}
+
+pub const ANSWERS: &str = "the daemon answers again";
+
+/// Waits for a daemon that does not answer.
+pub async fn answers_again(docker: &Docker) -> bool {
+    let began = Instant::now();
+    while began.elapsed() < outage_timeout() {
+        if docker.ping().await.is_ok() {
+            return true;
+        }
+        tokio::time::sleep(POLL_INTERVAL).await;
+    }
+    false
 }
 
 #[cfg(test)]

@@ -19,7 +19,7 @@ use pipe_spec::text::count;
 use tokio::sync::mpsc;
 
 use super::{DockerEngine, LABEL_EXPORT, LABEL_IMAGE, LIBRARY_PATH, failed, remove_container};
-use crate::engine::{ImageStore, Progress};
+use crate::engine::{ImageStore, Launch, Progress};
 use crate::error::Error;
 use crate::image::{self, BuildWatcher, Context, Cuda, ImageBuild, ImageConfig, unpack};
 use crate::system::{clock, interrupt};
@@ -47,6 +47,20 @@ impl DockerEngine {
         let build = prepare_build(image).await?;
         self.ensure_image(&build, progress).await?;
         Ok(build.name)
+    }
+
+    /// The launch in the image that it was prepared with: by its id where its name means another one by now.
+    pub(super) async fn in_its_image(&self, launch: &Launch) -> Result<Launch, Error> {
+        let mut launch = launch.clone();
+        if let (Some(name), Some(id)) = (&launch.image, &launch.image_id)
+            && self.image_id(name).await?.as_ref() != Some(id)
+        {
+            if self.image_id(id).await?.is_none() {
+                return Err(Error::ImageReplaced { image: name.clone() });
+            }
+            launch.image = Some(id.clone());
+        }
+        Ok(launch)
     }
 
     /// Where programs of an image look for libraries, if the image says so.
@@ -132,9 +146,14 @@ impl DockerEngine {
                 },
             }
         };
-        // A context that cannot be read shows as a broken request; its own error says more.
+        // A context that cannot be read shows as a broken request, and its own error says more; but not where the engine took no more.
         match sending.await {
-            Ok(Err(error)) if result.is_err() => Err(error),
+            Ok(Err(Error::Read { source, .. } | Error::Write { source, .. }))
+                if result.is_err() && source.kind() == io::ErrorKind::BrokenPipe =>
+            {
+                result
+            }
+            Ok(Err(error)) => Err(error),
             _ => result,
         }
     }

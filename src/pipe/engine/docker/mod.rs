@@ -175,12 +175,30 @@ impl Engine for DockerEngine {
         first: Option<&Program>,
         progress: &mut dyn Progress,
     ) -> Result<Program, Error> {
-        let name = self.ready_image(image, first.and_then(|first| first.image.as_deref()), progress).await?;
-        let id = self.image_id(&name).await?;
-        Ok(self.program_of(name, id))
+        let first = first.and_then(|first| first.image.as_deref());
+        let mut outages = 0;
+        loop {
+            let ready = async {
+                let name = self.ready_image(image, first, progress).await?;
+                let id = self.image_id(&name).await?;
+                Ok(self.program_of(name, id))
+            };
+            match ready.await {
+                Err(error @ Error::EngineLost { .. }) if outages < MAX_OUTAGES => {
+                    outages += 1;
+                    progress.note(&container::waiting());
+                    if !container::answers_again(&self.docker).await {
+                        return Err(error);
+                    }
+                    progress.note(container::ANSWERS);
+                }
+                ready => return ready,
+            }
+        }
     }
 
     async fn start(&self, launch: &Launch) -> Result<StartedJob, Error> {
+        let launch = &self.in_its_image(launch).await?;
         let passthrough = Passthrough::choose(&launch.resources.gpus, &self.info)?;
         let first = first_process::prepare(launch)?;
         let entrypoint = match &launch.program {
@@ -255,9 +273,18 @@ impl Engine for DockerEngine {
     }
 
     async fn jobs(&self) -> Result<Vec<EngineJob>, Error> {
-        let filters = HashMap::from([("label", vec![LABEL_RUN])]);
-        let options = ListContainersOptionsBuilder::new().all(true).filters(&filters).build();
-        let containers = self.docker.list_containers(Some(options)).await.map_err(failed)?;
+        let list = async |status: Option<Vec<&str>>| {
+            let label = ("label", vec![LABEL_RUN]);
+            let filters: HashMap<_, _> = [label].into_iter().chain(status.map(|status| ("status", status))).collect();
+            let options = ListContainersOptionsBuilder::new().all(true).filters(&filters).build();
+            self.docker.list_containers(Some(options)).await
+        };
+        let containers = match list(None).await {
+            // One of them cannot be described: it has ended.
+            Err(error) if is_stopped(&error) => list(Some(vec!["created", "running", "paused"])).await,
+            listed => listed,
+        };
+        let containers = containers.map_err(failed)?;
         let job = |container: bollard::models::ContainerSummary| {
             let mut labels = container.labels?;
             let attempt = labels.get(LABEL_ATTEMPT).and_then(|number| number.parse().ok());
@@ -357,7 +384,28 @@ fn is_conflict(error: &bollard::errors::Error) -> bool {
     }
 }
 
+/// How often a daemon may go away while an image is made ready.
+const MAX_OUTAGES: u32 = 3;
+
 fn failed(source: bollard::errors::Error) -> Error {
+    if is_outage(&source) {
+        return Error::EngineLost { reason: source.to_string() };
+    }
     let refused = matches!(source, bollard::errors::Error::DockerResponseServerError { status_code: 400, .. });
     Error::Engine { engine: NAME, refused, source: Box::new(source) }
+}
+
+/// Whether a request was not answered because the daemon has gone away, or does nothing.
+fn is_outage(error: &bollard::errors::Error) -> bool {
+    use bollard::errors::Error::{
+        HyperLegacyError, HyperResponseError, IOError, RequestTimeoutError, SocketNotFoundError,
+    };
+    matches!(
+        error,
+        HyperLegacyError { .. }
+            | HyperResponseError { .. }
+            | IOError { .. }
+            | RequestTimeoutError
+            | SocketNotFoundError(_)
+    )
 }

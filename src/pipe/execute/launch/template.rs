@@ -52,6 +52,7 @@ pub struct JobTemplate<'a> {
     pub job: Job,
     /// Where the engine has images.
     pub image: Option<String>,
+    pub image_id: Option<String>,
 }
 
 /// The first attempt of a training on the CPU, in a run folder that the trainer sees as `run` and with inputs that it sees as
@@ -106,7 +107,7 @@ impl<'a> JobTemplate<'a> {
     ) -> Result<Self, Error> {
         let Loaded { pipeline, variables, .. } = loaded;
         let placement = Placement::find(engine, pipeline)?;
-        Ok(Self { pipeline, inputs, variables, placement, job, image: on.image.clone() })
+        Ok(Self { pipeline, inputs, variables, placement, job, image: on.image.clone(), image_id: on.image_id.clone() })
     }
 
     pub fn workload(&self) -> &'a dyn Workload {
@@ -375,6 +376,7 @@ impl<'a> JobTemplate<'a> {
             work_folder,
             program,
             image: self.image.clone(),
+            image_id: self.image_id.clone(),
             args,
             env: self.env(engine, job_spec),
             network: container.network,

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use pipe_spec::lock::Program;
 use pipe_spec::pipeline::{Adapter, Checkpointing, ClassWeights, Container, Gpus, Limit, Paths};
 use pipe_spec::trainer::Predicted;
 use pipe_spec::trainer::error_message;
@@ -70,7 +71,7 @@ impl Job<'_> {
         let writable = self.folder.join(WRITABLE);
         std::fs::create_dir(&writable).map_err(|source| Error::Write { path: writable.clone(), source })?;
         write_json(&self.folder.join(SPEC), &self.spec(engine, device))?;
-        let launch = self.launch(engine, gpus, program.image);
+        let launch = self.launch(engine, gpus, program);
         let _tickets = match device == Device::Cuda && !no_queue && !engine.has_queue() {
             true => super::wait(engine, &launch.resources.gpus, &launch.run_id, reporter, interrupts).await?,
             false => Vec::new(),
@@ -133,7 +134,7 @@ impl Job<'_> {
         PredictSpec { settings, out, keep: self.keep.to_vec() }
     }
 
-    fn launch(&self, engine: &dyn Engine, gpus: Gpus, image: Option<String>) -> Launch {
+    fn launch(&self, engine: &dyn Engine, gpus: Gpus, on: Program) -> Launch {
         let container = &self.subject.container;
         let value = |text: &str| self.subject.variables.expand(text).unwrap_or_default();
         let own = [("OMP_WAIT_POLICY", "PASSIVE"), ("CUDA_DEVICE_ORDER", "PCI_BUS_ID")];
@@ -169,7 +170,8 @@ impl Job<'_> {
                 ..Mounts::default()
             },
             program: JobProgram::Trainer,
-            image,
+            image: on.image,
+            image_id: on.image_id,
             env,
             resources: Resources {
                 gpus,
