@@ -28,6 +28,10 @@ fn stop(found: &Listed, request: StopRequest, output: Output) -> Result<(), Erro
     match found.state.status {
         Status::Running => signal_owner(found, request, output)?,
         Status::Orphaned => {}
+        // The connection to its engine was lost: nobody knows whether the job has ended.
+        Status::Failed if found.state.attempts().last().is_some_and(|attempt| attempt.outcome.is_none()) => {
+            take_over_and_stop(found, request, output)?;
+        }
         Status::Finished | Status::Failed | Status::Stopped | Status::Unknown => {
             print(&format!("{id} is not running: {}", found.state.status.name()));
             return Ok(());

@@ -167,7 +167,7 @@ fn write(options: &InitOptions, name: &Name, yaml: &str) -> Result<Option<PathBu
     if let Some(folder) = file.parent().filter(|folder| !folder.as_os_str().is_empty()) {
         std::fs::create_dir_all(folder).map_err(|source| Error::Write { path: folder.to_owned(), source })?;
     }
-    std::fs::write(&file, text).map_err(|source| Error::Write { path: file.clone(), source })?;
+    write_whole(&file, text.as_bytes())?;
     print(&file.display().to_string());
     Ok(Some(file))
 }

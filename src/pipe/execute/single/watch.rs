@@ -81,8 +81,8 @@ impl Supervisor<'_> {
                         let taken = self.take(&line, &mut job_events, log, events, &mut tail);
                         if watched.is_ok() && taken.is_err() {
                             watched = taken;
-                            job.handle.stop().await?;
-                            stopping.get_or_insert_with(|| Stopping::gracefully(self.stop_timeout()));
+                            let stop = stopping.get_or_insert_with(|| Stopping::gracefully(self.stop_timeout()));
+                            stop.send(job.handle.as_ref()).await?;
                         }
                     }
                 },
@@ -158,13 +158,12 @@ impl Supervisor<'_> {
                 let what = self.workload().stopping();
                 self.reporter
                     .note(&format!("stopping: {what}; killing it after {within} s, or at once on a second Ctrl-C"));
-                handle.stop().await
+                stop.send(handle).await
             }
             StopRequest::Graceful => Ok(()),
             StopRequest::Hard => {
                 self.reporter.note(&format!("ending {} at once", self.workload().noun()));
-                stop.mark_killed();
-                handle.kill().await
+                stop.kill(handle).await
             }
         }
     }
@@ -174,6 +173,10 @@ impl Supervisor<'_> {
         match stop.killed {
             Some(since) if since.elapsed() > KILL_TIMEOUT => Err(Error::JobStays { seconds: KILL_TIMEOUT.as_secs() }),
             Some(_) => Ok(()),
+            None if stop.unheard => {
+                stop.deadline = Instant::now() + self.stop_timeout();
+                stop.send(handle).await
+            }
             None if Instant::now() > stop.deadline && handle.is_saving() => Ok(()),
             None if Instant::now() > stop.deadline => {
                 let timeout = self.stop_timeout().as_secs();
@@ -182,13 +185,12 @@ impl Supervisor<'_> {
                      did after its last checkpoint is lost",
                     self.workload().noun()
                 ));
-                stop.mark_killed();
-                handle.kill().await
+                stop.kill(handle).await
             }
             // A second signal would interrupt what a command does to save.
             None if !self.workload().is_trainer() => Ok(()),
             // Signals to the first process of a container are lost until it has installed its handlers.
-            None => handle.stop().await,
+            None => stop.send(handle).await,
         }
     }
 
@@ -338,15 +340,33 @@ struct Stopping {
     /// Whether a person requested the stop.
     requested: bool,
     killed: Option<Instant>,
+    /// Whether the engine did not take the request: it is away, and waited for.
+    unheard: bool,
 }
+
+/// How long an engine is given to take a request to stop a job; one that hangs may take it later.
+const TAKE_TIMEOUT: Duration = Duration::from_secs(15);
 
 impl Stopping {
     fn gracefully(timeout: Duration) -> Self {
-        Self { deadline: Instant::now() + timeout, requested: false, killed: None }
+        Self { deadline: Instant::now() + timeout, requested: false, killed: None, unheard: false }
     }
 
-    fn mark_killed(&mut self) {
+    /// Asks the job to end.
+    async fn send(&mut self, handle: &dyn JobHandle) -> Result<(), Error> {
+        let sent = tokio::time::timeout(TAKE_TIMEOUT, handle.stop()).await;
+        self.unheard = matches!(sent, Ok(Err(Error::EngineLost { .. })));
+        match sent {
+            Ok(sent) if !self.unheard => sent,
+            _ => Ok(()),
+        }
+    }
+
+    /// Ends the job at once, or fails: who asks for that does not want to wait for an engine that is away.
+    async fn kill(&mut self, handle: &dyn JobHandle) -> Result<(), Error> {
         self.killed.get_or_insert_with(Instant::now);
+        let killed = tokio::time::timeout(TAKE_TIMEOUT, handle.kill()).await;
+        killed.unwrap_or_else(|_| Err(Error::EngineLost { reason: "it does not answer".to_owned() }))
     }
 }
 
