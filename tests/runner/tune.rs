@@ -449,7 +449,11 @@ fn full_disk() {
             continue;
         }
         full_times += 1;
-        full.exits(6).says("this machine could not run trial").says("`pipe tune resume");
+        match full.code {
+            // It was the state of the study itself that could not be written.
+            Some(1) => full.says("No space left on device").says("hint: free some space"),
+            _ => full.exits(6).says("this machine could not run trial").says("`pipe tune resume"),
+        };
         assert!(!states(&study(&folder)).contains(&"failed".to_owned()), "{:#}", study(&folder));
         disk.resize("64m");
         folder.pipe(&["tune", "resume"]).exits(0);

@@ -8,7 +8,7 @@ use crate::harness::{Folder, Suite};
 use crate::kubernetes::{Namespace, on_kubernetes};
 use crate::kubernetes_ends::{LIMITED, SMALL, WIDE_EFFECTIVE, wide};
 use crate::small_t5::{curve, same_curve};
-use crate::undisturbed::{STEPS, attempts, curve_once, ends_by, is_undisturbed, prepared, train};
+use crate::undisturbed::{EFFECTIVE, STEPS, attempts, curve_once, ends_by, is_undisturbed, prepared, train};
 
 pub fn tests(suite: &mut Suite) {
     on_kubernetes(suite, "kubernetes_cluster::supervised", supervised);
@@ -81,9 +81,12 @@ fn supervised(namespace: &Namespace) {
     nothing_was_forbidden(namespace);
 }
 
-/// A run that nobody follows is stopped from here, and resumed.
+/// A run that nobody follows is stopped from here, and resumed. It trains long enough to be found training each time.
 fn stopped(namespace: &Namespace) {
-    let folder = namespace.with(prepared(&format!("{}{SMALL}{SUPERVISOR}", train(STEPS))));
+    let long = train(10 * STEPS);
+    let alone = prepared(&format!("{long}container: {{gpus: 0, cpus: 1}}\n"));
+    alone.pipe(&["run", "t5.yaml", "--engine", "process"]).exits(0);
+    let folder = namespace.with(prepared(&format!("{long}{SMALL}{SUPERVISOR}")));
     folder.pipe(&["run", "t5.yaml", "--detach"]).exits(0);
     end_follower(&folder, "-TERM");
     wait_for_attempt(namespace, 1);
@@ -97,7 +100,7 @@ fn stopped(namespace: &Namespace) {
     let running = folder.start(&["resume"]);
     wait_for_attempt(namespace, 3);
     running.end().exits(0);
-    is_undisturbed(&folder);
+    same_curve(&curve_once(&folder), &curve(&alone.run_folder()), EFFECTIVE, 1e-5);
     namespace.is_empty();
     nothing_was_forbidden(namespace);
 }

@@ -189,7 +189,7 @@ impl Digests {
     }
 
     /// With what the file was when it was hashed.
-    fn stamped(&mut self, path: &Path) -> Result<(String, Stamp), Error> {
+    pub fn stamped(&mut self, path: &Path) -> Result<(String, Stamp), Error> {
         let read_error = |source| Error::Read { path: path.to_owned(), source };
         let path = path.canonicalize().map_err(read_error)?;
         let stamp = Stamp::of(&std::fs::metadata(&path).map_err(read_error)?);
