@@ -4,6 +4,7 @@ use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::Command;
+use std::time::Duration;
 
 use crate::harness::suite::{gpu, root};
 use crate::harness::{Answer, Folder, Needs, Suite};
@@ -27,6 +28,7 @@ pub fn tests(suite: &mut Suite) {
     suite.test("engines::dry_run_starts_nothing", Needs::Docker, dry_run);
     suite.on_daemon("engines::a_user_without_rights", "podman-rootless", Needs::Podman, rootless);
     suite.test("engines::daemon_stopped_while_it_runs", Needs::OwnDaemon, daemon_stopped);
+    suite.test("engines::stopped_while_the_daemon_is_away", Needs::OwnDaemon, stopped_while_away);
 }
 
 fn no_daemon() {
@@ -186,6 +188,28 @@ fn dry_run() {
     assert_eq!(plan["spec"]["train"]["effective_batch"], 8);
     assert_eq!(plan["on"]["engine"], "docker");
     assert!(!folder.has_runs());
+}
+
+/// A container that outlives its daemon hears a stop when the daemon is back, whether `pipe` has waited for it or not.
+fn stopped_while_away() {
+    let folder = job::folder("sleep", "");
+    let mut daemon = Daemon::start_with(folder.path(), "{\"live-restore\": true}");
+    let folder = folder.env("DOCKER_HOST", daemon.address());
+    let running = folder.start(&["run", "job.yaml"]);
+    folder.wait_for_log(1, "sleeping");
+    daemon.restart_after(|| {
+        running.signal("INT");
+        std::thread::sleep(Duration::from_secs(1));
+    });
+    running.end().exits(130).says("the daemon answers again");
+    assert_eq!((folder.show()["status"].as_str(), folder.containers().len()), (Some("stopped"), 0));
+
+    let folder = folder.env("PIPE_ENGINE_WAIT", 1);
+    let running = folder.start(&["resume"]);
+    folder.wait_for_log(2, "sleeping");
+    daemon.restart_after(|| drop(running.end().exits(4).says("hint: start the engine again")));
+    folder.pipe(&["stop", "latest"]).exits(0).prints("stopped");
+    assert_eq!((folder.show()["status"].as_str(), folder.containers().len()), (Some("stopped"), 0));
 }
 
 fn daemon_stopped() {

@@ -46,10 +46,16 @@ impl Daemon {
 
     /// Stops it, and starts it again with the same data.
     pub fn restart(&mut self) {
+        self.restart_after(|| std::thread::sleep(Duration::from_secs(1)));
+    }
+
+    /// The same; `meanwhile` happens while there is none.
+    pub fn restart_after(&mut self, meanwhile: impl FnOnce()) {
         self.stop();
-        std::thread::sleep(Duration::from_secs(1));
+        meanwhile();
         let base = self.folder.parent().unwrap().to_owned();
-        let started = Self::start(&base);
+        let settings = std::fs::read_to_string(self.folder.join("daemon.json")).unwrap();
+        let started = Self::start_with(&base, &settings);
         // The old one is not cleaned up: the new one uses its folder.
         std::mem::forget(std::mem::replace(self, started));
     }
