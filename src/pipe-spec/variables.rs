@@ -9,6 +9,8 @@ use std::ffi::OsString;
 #[derive(Clone, Debug, Default)]
 pub struct Variables {
     known: BTreeMap<String, String>,
+    /// Those that the `.env` file alone has set.
+    from_file: BTreeSet<String>,
     /// Those of the environment whose values are not UTF-8.
     unreadable: BTreeSet<String>,
 }
@@ -16,9 +18,14 @@ pub struct Variables {
 impl Variables {
     /// The process environment over the lines of a `.env` file: what is set by hand wins.
     pub fn new(env_file: Option<&str>, environment: impl Iterator<Item = (String, String)>) -> Self {
-        let mut all: BTreeMap<String, String> = env_file.map(parse_env_file).unwrap_or_default();
-        all.extend(environment);
-        Self { known: all, unreadable: BTreeSet::new() }
+        let known: BTreeMap<String, String> = env_file.map(parse_env_file).unwrap_or_default();
+        let from_file = known.keys().cloned().collect();
+        let mut all = Self { known, from_file, unreadable: BTreeSet::new() };
+        for (name, value) in environment {
+            all.from_file.remove(&name);
+            all.known.insert(name, value);
+        }
+        all
     }
 
     /// The same with the environment of this process. A value that is not UTF-8 is an error only where it is used.
@@ -30,6 +37,7 @@ impl Variables {
 
     fn take_os(&mut self, name: OsString, value: OsString) {
         let Ok(name) = name.into_string() else { return };
+        self.from_file.remove(&name);
         match value.into_string() {
             Ok(value) => drop(self.known.insert(name, value)),
             Err(_) => {
@@ -41,6 +49,11 @@ impl Variables {
 
     pub fn get(&self, name: &str) -> Option<&str> {
         self.known.get(name).map(String::as_str)
+    }
+
+    /// Whether the `.env` file of the working directory has set it, which may be somebody else's, and not the user.
+    pub fn is_from_file(&self, name: &str) -> bool {
+        self.from_file.contains(name)
     }
 
     /// The variables whose names begin like this.

@@ -80,6 +80,9 @@ errors! {
         ["{file} of {repository} does not match the hash of {of}: expected {expected}, found {found}; it was \
           removed"]
         hint ["try again; if it happens again, a proxy or a mirror in HF_ENDPOINT changes the files"];
+    HubFileTooLarge { name: String, size: String, most: String } => Unavailable,
+        ["{name} has {size}; allowed: at most {most} for such a file"]
+        hint ["it is no model that pipe can read; is the address right?"];
     HubCache { path: PathBuf, source: io::Error } => Unexpected,
         ["cannot write {path} of the hub cache: {source}", path = path.display()]
         hint ["make it writable, or choose another folder with HF_HUB_CACHE (for buckets PIPE_CACHE)"];

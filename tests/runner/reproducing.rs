@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 
 use crate::harness::{Answer, Folder, Needs, Suite};
 use crate::stand_ins::job;
+use crate::walk::{expect_undisturbed, walk};
 
 pub fn tests(suite: &mut Suite) {
     let mut test = |name: &str, test: fn()| suite.test(&format!("reproducing::{name}"), Needs::Nothing, test);
@@ -16,6 +17,7 @@ pub fn tests(suite: &mut Suite) {
     test("a_lock_has_no_values_of_variables", no_values);
     test("a_run_is_reproduced", reproduced);
     test("changed_inputs_are_named_and_refused", refused);
+    test("inputs_that_change_between_attempts_are_refused", changed_between_attempts);
     test("reproduced_in_spite_of_changes", anyway);
     test("a_different_curve_is_reported", bent);
     test("equal_bits_where_promised", bits);
@@ -196,6 +198,21 @@ fn refused() {
     assert_eq!(runs(&folder), 1);
     folder.pipe(&["reproduce", &id]).exits(0);
     folder.pipe(&["reproduce", "nope"]).exits(2).says("no run \"nope\"");
+}
+
+/// Nor does a retry train on other data than the attempt before.
+fn changed_between_attempts() {
+    let folder = walk(50);
+    let rows = folder.read("train.jsonl");
+    let running = folder.start(&["run", "job.yaml", "--engine", "process"]);
+    folder.wait_until("the first attempt", || {
+        folder.has_runs() && folder.run_folder().join("attempts/01/spec.json").is_file()
+    });
+    folder.write("train.jsonl", rows.replace('a', "c"));
+    running.end().exits(3).says("inputs of the run have changed since it started").says("data.train");
+    folder.write("train.jsonl", rows);
+    folder.pipe(&["resume"]).exits(0);
+    expect_undisturbed(&folder);
 }
 
 fn anyway() {

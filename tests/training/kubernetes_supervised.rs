@@ -83,7 +83,7 @@ fn supervised(namespace: &Namespace) {
 
 /// A run that nobody follows is stopped from here, and resumed. It trains long enough to be found training each time.
 fn stopped(namespace: &Namespace) {
-    let long = train(10 * STEPS);
+    let long = train(4 * STEPS);
     let alone = prepared(&format!("{long}container: {{gpus: 0, cpus: 1}}\n"));
     alone.pipe(&["run", "t5.yaml", "--engine", "process"]).exits(0);
     let folder = namespace.with(prepared(&format!("{long}{SMALL}{SUPERVISOR}")));

@@ -13,12 +13,14 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use pipe_spec::Variables;
+use pipe_spec::lock::LockedFile;
 use pipe_spec::pipeline::{Gpus, Paths, Task};
 use subject::WORK_FOLDER;
 use tempfile::TempPath;
 
 use crate::engine::Engine;
 use crate::error::Error;
+use crate::execute::launch::environment;
 use crate::gpu::queue::{Ticket, card_names};
 use crate::input::data_cache::{self, ColumnSelection, PreparedInputs};
 use crate::input::hub::{Hub, HubAccess};
@@ -143,11 +145,23 @@ async fn find_base(
     interrupts: &mut Interrupts,
 ) -> Result<Input, Error> {
     let (progress, arch, known) = (reporter.fetch_progress(), subject.settings.model.arch, subject.variables.clone());
+    let pins = subject.lock.as_ref().map_or_else(Vec::new, |lock| lock.hub.clone());
     let work = move || {
-        let hub = Hub::new(&known, HubAccess::Fetch, &[], progress);
+        let hub = Hub::new(&known, HubAccess::Fetch, &pins, progress);
         Inputs::find_model(&from, arch, &known, &hub).map_err(in_words)
     };
-    interrupt::run_interruptibly(interrupts, work).await
+    let base = interrupt::run_interruptibly(interrupts, work).await?;
+    if let Some(lock) = &subject.lock {
+        let inputs = Inputs { model: Some(base.clone()), ..Inputs::none() };
+        let now = environment::of_inputs(&inputs, reporter, interrupts).await?.model;
+        let is_another =
+            |file: &&LockedFile| lock.model.iter().any(|then| then.name == file.name && then.hash != file.hash);
+        let changes: Vec<String> = now.iter().filter(is_another).map(|file| format!("model: {}", file.name)).collect();
+        if !changes.is_empty() {
+            return Err(Error::InputsChanged { changes });
+        }
+    }
+    Ok(base)
 }
 
 /// Problems of paths of the command line have no place in a file.

@@ -9,14 +9,14 @@ use std::path::{Path, PathBuf};
 
 use pipe_spec::model_folder::{ADAPTER_CONFIG, CONFIG};
 use pipe_spec::pipeline::{Arch, CHOSEN, COMPLETION, CONVERSATION, Container, EngineRequest, PROMPT, Pipeline, Task};
-use pipe_spec::{Status, TrainerSpec, Variables};
+use pipe_spec::{Lock, Status, TrainerSpec, Variables};
 use tempfile::TempDir;
 
 use crate::engine::registry;
 use crate::error::Error;
 use crate::execute::launch::template::trainer_spec;
 use crate::input::{Inputs, load, read_config};
-use crate::run::{self, Listed};
+use crate::run::{self, Listed, lock};
 use crate::system::files::{self, absolute};
 
 /// Bytes of an adapter_config.json at most.
@@ -35,6 +35,8 @@ pub struct Subject {
     pub engine_request: EngineRequest,
     /// Variables that `container` names.
     pub variables: Variables,
+    /// The files that the run began with.
+    pub lock: Option<Lock>,
     /// The settings that the model was trained with, or the defaults.
     pub settings: TrainerSpec,
 }
@@ -85,6 +87,7 @@ impl Subject {
             engine_request: parsed.pipeline.engine_request(),
             container: parsed.pipeline.container,
             variables: parsed.variables,
+            lock: lock::read(&folder),
             settings: answering(settings.map_err(|error| damaged(format!("{}: {error}", spec.display())))?),
         })
     }
@@ -117,6 +120,7 @@ impl Subject {
             container: pipeline.container.clone(),
             engine_request: EngineRequest::default(),
             variables,
+            lock: None,
             settings,
         })
     }

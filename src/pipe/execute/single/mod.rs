@@ -16,6 +16,7 @@ use watch::Watched;
 use super::decide::outcome::{Diagnosis, Evidence, diagnose};
 use super::decide::retry::{Decision, OomContext, Settings, decide};
 use super::decide::{metrics, oom_text};
+use super::launch::environment;
 use super::launch::job_spec::JobSpec;
 use super::launch::template::{CONTAINER_RUN_FOLDER, JobTemplate};
 use super::launch::workload::Workload;
@@ -24,6 +25,7 @@ use crate::error::Error;
 use crate::fit::ledger::LedgerSession;
 use crate::gpu::Card;
 use crate::report::Reporter;
+use crate::run::lock::Effect;
 use crate::run::{EventLog, Run, job_file};
 use crate::system::clock::now;
 use crate::system::files::{self, write_json};
@@ -127,6 +129,7 @@ impl<'a> Supervisor<'a> {
             let (mut settings, diagnosis) = match state {
                 LoopState::Ended(settings, diagnosis) => (settings, diagnosis),
                 LoopState::Start(settings) => {
+                    self.check_inputs().await?;
                     let diagnosis = self.attempt(&settings, &mut events).await?;
                     (settings, diagnosis)
                 }
@@ -165,6 +168,16 @@ impl<'a> Supervisor<'a> {
                 }
             });
         }
+    }
+
+    /// Refuses to train on other data, another tokenizer or model than those that the run was prepared with: it may have waited for a
+    /// card since, or run out of memory.
+    async fn check_inputs(&mut self) -> Result<(), Error> {
+        let inputs = self.template.inputs;
+        let changed = environment::changed_inputs(&self.run.folder, inputs, self.reporter, self.interrupts).await?;
+        let changes: Vec<String> =
+            changed.iter().filter(|input| input.effect != Effect::None).map(ToString::to_string).collect();
+        if changes.is_empty() { Ok(()) } else { Err(Error::InputsChanged { changes }) }
     }
 
     /// The same again, from the last checkpoint, unless it is cut off over and over.

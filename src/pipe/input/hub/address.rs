@@ -226,7 +226,12 @@ impl Settings {
             .unwrap_or_else(|| user.join(".cache/huggingface"));
         let cache = path("HF_HUB_CACHE").or_else(|| path("HUGGINGFACE_HUB_CACHE")).unwrap_or_else(|| home.join("hub"));
         let is_on = |name: &&str| set(name).is_some_and(is_true);
+        // Where a file of the folder chooses the hub, that hub gets a token of that file, and none of the user's own.
+        let is_foreign = known.is_from_file("HF_ENDPOINT");
         let token = || {
+            if is_foreign {
+                return set("HF_TOKEN").filter(|_| known.is_from_file("HF_TOKEN")).map(str::to_owned);
+            }
             let file = path("HF_TOKEN_PATH").unwrap_or_else(|| home.join("token"));
             let stored = || std::fs::read_to_string(file).ok().filter(|_| !is_on(&"HF_HUB_DISABLE_IMPLICIT_TOKEN"));
             set("HF_TOKEN").or_else(|| set("HUGGING_FACE_HUB_TOKEN")).map(str::to_owned).or_else(stored)
@@ -373,6 +378,21 @@ mod tests {
         assert_eq!((found.endpoint.as_str(), found.offline), ("https://mirror.example", Some("HF_HUB_OFFLINE")));
         let found = settings(&[("HF_HUB_OFFLINE", "0"), ("HF_ENDPOINT", "")]);
         assert_eq!((found.endpoint.as_str(), found.offline), (ENDPOINT, None));
+    }
+
+    #[test]
+    fn a_hub_that_a_folder_chooses_gets_no_token_of_the_user() {
+        let own = |name: &str| (name.to_owned(), "own".to_owned());
+        for (file, environment, want) in [
+            ("HF_ENDPOINT=https://foreign.example\n", vec![own("HF_TOKEN")], None),
+            ("HF_ENDPOINT=https://foreign.example\nHF_TOKEN=theirs\n", vec![], Some("Bearer theirs")),
+            ("HF_ENDPOINT=https://foreign.example\nHF_TOKEN=theirs\n", vec![own("HF_TOKEN")], None),
+            ("HF_ENDPOINT=https://foreign.example\n", vec![own("HF_TOKEN"), own("HF_ENDPOINT")], Some("Bearer own")),
+            ("A=b\n", vec![own("HF_TOKEN")], Some("Bearer own")),
+        ] {
+            let found = Settings::read(&Variables::new(Some(file), environment.into_iter())).token;
+            assert_eq!(found.map(|token| token.authorization()).as_deref(), want, "{file}");
+        }
     }
 
     #[test]

@@ -9,6 +9,8 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
+use pipe_spec::text::human_bytes;
+
 use super::cache::{Cache, ContentHash, Hasher, Listing, RemoteFile, cannot_write, make_parent, resolve_path};
 use super::client::{Failure, Opened, Remote, RequestError, Retries, failure, no_space};
 use super::{Address, Hub};
@@ -21,6 +23,9 @@ const PIECE: usize = 256 << 10;
 /// A content without a hash is written to the disk after so many bytes. What lies before the last such mark of a part survives a
 /// power cut.
 const SYNCED: u64 = 64 << 20;
+
+/// Bytes of a file that decides what else is needed.
+const LARGEST_SMALL_FILE: u64 = 64 << 20;
 
 pub struct Transfer<'a> {
     pub missing: &'a MissingFile,
@@ -289,6 +294,10 @@ impl Hub {
         name: &str,
     ) -> Result<(), Failure> {
         let missing = self.missing(remote, address, listing, &[name.to_owned()])?;
+        if let Some(large) = missing.iter().find(|missing| missing.file.size > LARGEST_SMALL_FILE) {
+            let (name, size) = (format!("{name} of {address}"), human_bytes(large.file.size));
+            return Err(Error::HubFileTooLarge { name, size, most: human_bytes(LARGEST_SMALL_FILE) }.into());
+        }
         fetch_together(&missing, &self.progress).map_err(|error| error.failure)
     }
 
