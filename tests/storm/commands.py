@@ -17,6 +17,7 @@ engine: %s
 command: %s command %s --batch {batch} --out {run}
 train: {batch: 8}
 container: {gpus: 0, memory: 64m, image: image/%s.Dockerfile}
+on_oom: {then: [effective_batch]}
 """
 
 # What a command prints, in the short form and otherwise.
