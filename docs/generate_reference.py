@@ -31,7 +31,8 @@ other key has a default. The [README](../README.md#the-smallest-useful-pipeline)
 
 - Unknown keys are errors. `pipe check` reports all problems of a file at once: line, key, the value found, the values
   allowed and the nearest spelling.
-- `${VAR}` is replaced by the environment variable `VAR`, or by its line in a `.env` file in the working directory.
+- `${VAR}`, not in `container.image`, is replaced by the environment variable `VAR`, or by its line in `.env` in the
+  working directory.
   `pipe` writes only the name of a variable to disk, never its value.
 - Relative paths are relative to the working directory. A size is a number with a unit: `512m`, `24g`, `7.5g`.
 - `pipe run --set train.batch=32` replaces one value for one run.
