@@ -210,9 +210,9 @@ errors! {
          step.as_ref().map(|step| format!(" at {step}")).unwrap_or_default()];
     ContextChanged { path: PathBuf } => ImageBuild,
         ["{path} changed while the image was built from it", path = path.display()]
-        hint ["try again; a file that changes all the time belongs into a .dockerignore beside the Dockerfile"];
+        hint ["try again; name a file that changes all the time in a .dockerignore beside the Dockerfile"];
     ImageReplaced { image: String } => ImageBuild,
-        ["{image} is another image than the one that the run began with, which the engine has no longer"]
+        ["{image} is another image than the one that the run began with, which the engine no longer has"]
         hint ["`pipe resume` continues with the image that has this name now"];
     ImagePush { image: String, message: String, hint: String } => Unavailable,
         ["cannot push {image}: {message}"]

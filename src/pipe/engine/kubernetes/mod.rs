@@ -55,10 +55,10 @@ const FULL_INTERVAL: Duration = Duration::from_secs(15);
 
 /// How long a pod that was removed may take to go away, and how often that is looked at.
 const REMOVE_TIMEOUT: Duration = Duration::from_secs(30);
+const REMOVE_INTERVAL: Duration = Duration::from_millis(500);
 
 /// How long the secret of a pod that is gone may stay.
 const STALE_TIMEOUT: Duration = Duration::from_secs(60);
-const REMOVE_INTERVAL: Duration = Duration::from_millis(500);
 
 pub const REGISTRATION: Registration = Registration {
     name: NAME,
