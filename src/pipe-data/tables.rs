@@ -593,6 +593,35 @@ mod workbook_tests {
         let Err(ReadError::File(message)) = check_texts(&file, 1 << 19) else { panic!("it is read") };
         assert!(message.starts_with("its texts take more than 512.0 KiB"), "{message}");
     }
+
+    fn refused(name: &str, content: &[u8]) -> Option<String> {
+        let mut file = tempfile::tempfile().unwrap();
+        let mut archive = zip::ZipWriter::new(&mut file);
+        archive.start_file(name, zip::write::SimpleFileOptions::default()).unwrap();
+        archive.write_all(content).unwrap();
+        archive.finish().unwrap();
+        match check_texts(&file, LARGEST_TEXTS) {
+            Ok(()) => None,
+            Err(ReadError::File(message)) => Some(message),
+            Err(ReadError::Stopped) => panic!("nobody stops"),
+        }
+    }
+
+    #[test]
+    fn a_workbook_that_promises_too_many_texts_is_refused() {
+        let texts = |count: u64| {
+            refused("xl/sharedStrings.xml", format!("<sst uniqueCount=\"{count}\"><si/></sst>").as_bytes())
+        };
+        assert_eq!(texts(1), None);
+        assert!(texts(4_000_000_000).unwrap().contains("fewer texts than it says"));
+    }
+
+    #[test]
+    fn a_cell_that_unpacks_to_too_much_is_refused() {
+        let half = vec![b' '; LONGEST_ROW as usize / 2 + 1];
+        assert_eq!(refused("xl/worksheets/sheet1.xml", &[&half[..], b"<c>", &half].concat()), None);
+        assert!(refused("xl/worksheets/sheet1.xml", &[&half[..], &half].concat()).unwrap().starts_with("a cell of it"));
+    }
 }
 
 #[cfg(test)]
