@@ -50,6 +50,9 @@ errors! {
     Write { path: PathBuf, source: io::Error } => Unexpected,
         ["cannot write {path}: {source}", path = path.display()]
         hint (write_hint(source));
+    Panicked => Unexpected,
+        ["pipe has an error of its own, which is printed above"]
+        hint ["report it with what was printed; a run that had started continues with `pipe resume`"];
     TooLarge { path: PathBuf, size: u64, limit: u64 } => Invalid,
         ["{path} is {size} bytes; the limit for such a file is {limit} bytes", path = path.display()];
     NotAFile { path: PathBuf, what: &'static str } => Invalid,
@@ -123,8 +126,9 @@ errors! {
         ["the data cache {path} cannot be used: {source}", path = path.display()]
         hint ["choose a folder with PIPE_CACHE"];
     NoCache => Unexpected,
-        ["there is no folder for prepared data: neither PIPE_CACHE, XDG_CACHE_HOME nor HOME is set"]
-        hint ["choose a folder with PIPE_CACHE"];
+        ["there is no folder for prepared data: neither PIPE_CACHE, XDG_CACHE_HOME nor HOME is set, or that folder is open to \
+          others, who could exchange what is in it"]
+        hint ["choose a folder of your own with PIPE_CACHE"];
 
     ListensOpenly { address: String, port: u16 } => Usage,
         ["pipe ui sends its pages and its token unencrypted, and {address} is reached over the network"]

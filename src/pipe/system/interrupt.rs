@@ -133,7 +133,8 @@ impl Interrupts {
 pub async fn run<T: Send + 'static>(work: impl FnOnce() -> Result<T, Error> + Send + 'static) -> Result<T, Error> {
     let (send, receive) = tokio::sync::oneshot::channel();
     std::thread::spawn(move || send.send(work()).ok());
-    receive.await.unwrap_or(Err(Error::Interrupted))
+    // A thread that panics sends nothing.
+    receive.await.unwrap_or(Err(Error::Panicked))
 }
 
 /// How often the progress of a thread is shown.

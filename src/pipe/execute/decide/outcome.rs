@@ -83,7 +83,8 @@ pub fn diagnose(evidence: &Evidence<'_>) -> Diagnosis {
         None => match signal_of(code) {
             Some(signal) => {
                 let what = lost_rank(evidence).map_or_else(|| format!("killed by {signal}"), str::to_owned);
-                let reason = format!("{what} (exit code {code}), not because of memory");
+                let advice = if signal == SIGBUS { UNREADABLE } else { "" };
+                let reason = format!("{what} (exit code {code}), not because of memory{advice}");
                 Diagnosis::new(Outcome::Failed, Cause::Killed, reason)
             }
             None => Diagnosis::new(Outcome::Failed, Cause::Trainer, trainer_error(code, evidence.tail)),
@@ -267,6 +268,13 @@ fn trainer_error(code: i64, tail: &[String]) -> String {
     said.join("\n").trim_start_matches("error: ").to_owned()
 }
 
+const SIGBUS: &str = "SIGBUS";
+
+/// The meaning of that signal where a trainer reads files that are mapped into memory.
+const UNREADABLE: &str = ": a file that it read became shorter, its disk failed, or /dev/shm is full\n\
+    hint: bring the file back as it was, or set container.shm, then continue with `pipe resume`; \
+    for changed data start a new run";
+
 /// The signal behind an exit code above 128.
 fn signal_of(code: i64) -> Option<String> {
     let name = match code.checked_sub(128)? {
@@ -274,7 +282,7 @@ fn signal_of(code: i64) -> Option<String> {
         2 => "SIGINT",
         4 => "SIGILL",
         6 => "SIGABRT",
-        7 => "SIGBUS",
+        7 => SIGBUS,
         8 => "SIGFPE",
         9 => "SIGKILL",
         11 => "SIGSEGV",
@@ -477,6 +485,9 @@ mod tests {
         let (cause, reason) = of(&ending(Some(137), false), None, 4);
         assert_eq!(cause, Some(Cause::Killed));
         assert!(reason == "rank 3 was killed by SIGKILL (exit code 137), not because of memory", "{reason}");
+        let (cause, reason) = of(&ending(Some(135), false), None, 1);
+        assert_eq!(cause, Some(Cause::Killed));
+        assert!(reason.contains("became shorter") && reason.contains("\nhint: bring the file back"), "{reason}");
         let (cause, reason) = of(&ending(Some(1), false), None, 4);
         assert_eq!((cause, reason.as_str()), (Some(Cause::Trainer), "rank 3 was killed by SIGKILL\nhint: none"));
     }
