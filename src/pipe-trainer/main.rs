@@ -30,7 +30,14 @@ fn main() {
             error.status()
         }
     };
-    std::process::exit(status);
+    end(status)
+}
+
+/// Ends the process without the destructors of libtorch, which take half as long as its start and free what the kernel frees anyway.
+fn end(status: i32) -> ! {
+    let _ = io::stdout().flush();
+    // SAFETY: nothing of this process runs afterwards, and what it wrote is flushed.
+    unsafe { libc::_exit(status) }
 }
 
 fn run(command: &Command) -> Result<(), TrainerError> {
