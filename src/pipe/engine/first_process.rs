@@ -2,9 +2,10 @@
 //! the folder of the job.
 
 use std::fs::{File, Permissions};
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use pipe_spec::run::{JobEnd, JobFolder};
 use rustix::fs::StatVfsMountFlags;
@@ -35,6 +36,9 @@ const RECORD_LIMIT: u64 = 4096;
 /// Seconds after the timeout of `pipe` itself at which the first process ends a job that does not end.
 const STOP_GRACE: u32 = 2;
 
+/// How long a program that was just written may be busy.
+const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
+
 /// Makes the program of the first process and the file for the job's output ready; returns the path of the program.
 pub fn prepare(launch: &Launch) -> Result<PathBuf, Error> {
     let output = launch.job_folder.0.join(JobFolder::OUTPUT);
@@ -53,6 +57,20 @@ pub fn program(run_folder: &Path) -> Result<PathBuf, Error> {
     let failed = |source| Error::Write { path: run_folder.join(&name), source };
     let path = write_program(run_folder, &name).map_err(failed)?;
     if is_executable(&path) { Ok(path) } else { Err(Error::NotExecutable { folder: run_folder.to_owned() }) }
+}
+
+/// Starts the program. While another thread of this process starts a program of its own, that one may hold a file open which was just
+/// written here: the kernel refuses to run such a file, for a moment.
+pub fn start<T>(mut spawn: impl FnMut() -> std::io::Result<T>) -> std::io::Result<T> {
+    let began = Instant::now();
+    loop {
+        match spawn() {
+            Err(error) if error.kind() == ErrorKind::ExecutableFileBusy && began.elapsed() < BUSY_TIMEOUT => {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            ended => return ended,
+        }
+    }
 }
 
 /// Whether a file can be started as a program: it has the permission, and so has the file system that it is on.
@@ -128,7 +146,6 @@ pub const KILLED: i64 = 128 + 9;
 #[cfg(test)]
 mod tests {
     use std::process::{Command, Stdio};
-    use std::time::{Duration, Instant};
 
     use super::*;
     use crate::engine::Output;
@@ -137,14 +154,14 @@ mod tests {
     fn run(options: &[&str], script: &str) -> (Option<i32>, String, JobEnd) {
         let folder = tempfile::tempdir().unwrap();
         let path = |name: &str| folder.path().join(name).display().to_string();
-        let status = Command::new(program(folder.path()).unwrap())
+        let mut command = Command::new(program(folder.path()).unwrap());
+        command
             .args(["--output", &path(JobFolder::OUTPUT), "--record", &path(JobFolder::END)])
             .args(options)
             .args(["--", "sh", "-c", script])
             .env("FOLDER", folder.path())
-            .stdout(Stdio::null())
-            .status()
-            .unwrap();
+            .stdout(Stdio::null());
+        let status = start(|| command.status()).unwrap();
         let mut output = Output::new(folder.path().to_owned(), JobFolder::OUTPUT, None);
         let lines = output.rest();
         let text = lines.iter().map(|line| line.text.as_str()).collect::<Vec<_>>().join("|");
@@ -156,6 +173,21 @@ mod tests {
         let (_, text, _) =
             run(&[], "echo one; echo two > /dev/stderr; echo three | tee /dev/stderr > /dev/null; echo four");
         assert_eq!(text, "one|two|three|four");
+    }
+
+    #[test]
+    fn a_program_that_somebody_still_holds_for_writing_is_started() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = write_program(folder.path(), "job").unwrap();
+        let writer = File::options().append(true).open(&path).unwrap();
+        assert_eq!(Command::new(&path).status().unwrap_err().kind(), ErrorKind::ExecutableFileBusy);
+        let closes = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(200));
+            drop(writer);
+        });
+        let mut command = Command::new(&path);
+        assert!(start(|| command.stderr(Stdio::null()).status()).is_ok());
+        closes.join().unwrap();
     }
 
     #[test]
@@ -193,8 +225,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let record = folder.path().join(JobFolder::END);
         let mut command = Command::new(program(folder.path()).unwrap());
-        let status =
-            command.arg("--record").arg(&record).args(["--", "/no/such"]).stderr(Stdio::null()).status().unwrap();
+        command.arg("--record").arg(&record).args(["--", "/no/such"]).stderr(Stdio::null());
+        let status = start(|| command.status()).unwrap();
         assert_eq!(status.code(), Some(127));
         let error = spawn_error(end(folder.path(), JobFolder::END).as_ref(), Path::new("/no/such")).unwrap();
         assert!(error.to_string().contains("/no/such"), "{error}");

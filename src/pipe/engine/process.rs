@@ -217,7 +217,8 @@ impl Engine for ProcessEngine {
         ask_to_end_with_this_process(&mut command);
         adopt_orphans();
         let others = children();
-        let mut child = command.spawn().map_err(|source| Error::Spawn { program: first.clone(), source })?;
+        let mut child = first_process::start(|| command.spawn())
+            .map_err(|source| Error::Spawn { program: first.clone(), source })?;
         let id = child.id().unwrap_or_default();
         first_processes().insert(id);
         let lease = child.stdin.take();

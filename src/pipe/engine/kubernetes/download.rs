@@ -433,7 +433,7 @@ mod tests {
             let words: Vec<String> = words.iter().map(local).collect();
             let mut command = tokio::process::Command::new(&words[0]);
             command.args(&words[1..]).kill_on_drop(true).stdin(Stdio::piped()).stdout(Stdio::piped());
-            command.spawn().unwrap()
+            first_process::start(|| command.spawn()).unwrap()
         }
 
         async fn fetch(&self) -> io::Result<()> {
