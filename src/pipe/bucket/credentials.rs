@@ -14,6 +14,7 @@ use pipe_spec::Variables;
 use pipe_spec::bucket::{BucketAddress, Scheme};
 
 use super::connector::Connector;
+use crate::system::files;
 
 /// A bucket as the crate serves it.
 pub struct Store {
@@ -38,6 +39,47 @@ fn set<'a>(known: &'a Variables, names: &[&str]) -> Option<&'a str> {
     names.iter().find_map(|name| known.get(name).map(str::trim).filter(|value| !value.is_empty()))
 }
 
+/// The variable of these that is used where the `.env` file of the working directory alone has set it. That file may be somebody
+/// else's: what it chooses as an address gets keys of that file, and none of the user's own.
+fn foreign<'n>(known: &Variables, names: &[&'n str]) -> Option<&'n str> {
+    let used = names.iter().find(|name| set(known, &[name]).is_some());
+    used.copied().filter(|name| known.is_from_file(name))
+}
+
+/// The error of keys of the user that would go to such an address.
+fn not_sent(name: &str, keys: &str) -> String {
+    format!(
+        "{name} is set in .env, which may be somebody else's, so that the keys of the environment and of the home folder are \
+         not sent there: set {name} in the environment, or {keys} in .env too"
+    )
+}
+
+/// Variables whose value is sent as a key, or that name a file or an address from which one is read.
+fn refuse_from_file(known: &Variables, names: &[&str]) -> Result<(), String> {
+    match names.iter().find(|name| foreign(known, &[name]).is_some()) {
+        Some(name) => Err(format!("{name} is set in .env, from where it is not read: set it in the environment")),
+        None => Ok(()),
+    }
+}
+
+/// Refuses what would become more than a part of a host name.
+fn check_label(name: &str, value: &str) -> Result<(), String> {
+    let is_label = value.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
+    if is_label { Ok(()) } else { Err(format!("{name} has other characters than letters, digits and hyphens")) }
+}
+
+/// A token that goes into a header: most of such files end with a line break, which the crate does not take.
+const LARGEST_TOKEN: u64 = 64 << 10;
+
+fn check_token_file(name: &str, path: &str) -> Result<(), String> {
+    let fail = |what: &str| Err(format!("the file that {name} names {what}"));
+    match files::read(std::path::Path::new(path), LARGEST_TOKEN) {
+        Ok(bytes) if bytes.iter().all(u8::is_ascii_graphic) => Ok(()),
+        Ok(_) => fail("is no token: it has blanks or line breaks"),
+        Err(_) => fail("cannot be read"),
+    }
+}
+
 /// Whether this machine is one that a cloud lends, which has keys of its own.
 fn is_machine_of(vendor: &str) -> bool {
     ["sys_vendor", "product_name", "bios_vendor"].iter().any(|file| {
@@ -47,9 +89,13 @@ fn is_machine_of(vendor: &str) -> bool {
 
 fn s3(address: &BucketAddress, known: &Variables, retry: RetryConfig) -> Result<Store, String> {
     use AmazonS3ConfigKey as Key;
+    const ENDPOINTS: [&str; 2] = ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"];
+    const CONTAINER_TOKEN: &str = "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE";
     let profile = Profile::read(known)?;
     let region = set(known, &["AWS_REGION", "AWS_DEFAULT_REGION"]).or_else(|| profile.get("region"));
-    let endpoint = set(known, &["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"]).or_else(|| profile.get("endpoint_url"));
+    check_label("AWS_REGION", region.unwrap_or_default())?;
+    let endpoint = set(known, &ENDPOINTS).or_else(|| profile.get("endpoint_url"));
+    let foreign_endpoint = foreign(known, &ENDPOINTS);
     let mut builder = AmazonS3Builder::new()
         .with_bucket_name(&address.bucket)
         .with_region(region.unwrap_or("us-east-1"))
@@ -65,7 +111,10 @@ fn s3(address: &BucketAddress, known: &Variables, retry: RetryConfig) -> Result<
     if id.is_some() != secret.is_some() {
         return Err("of AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY one is set and the other is not".to_owned());
     }
-    let given = pair(id, secret, set(known, &["AWS_SESSION_TOKEN"]));
+    let are_of_file = ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"].iter().all(|name| known.is_from_file(name));
+    let token = set(known, &["AWS_SESSION_TOKEN"]);
+    let token = token.filter(|_| foreign_endpoint.is_none() || known.is_from_file("AWS_SESSION_TOKEN"));
+    let given = pair(id, secret, token);
     let stored = || {
         let [id, secret, token] = ["aws_access_key_id", "aws_secret_access_key", "aws_session_token"];
         pair(profile.get(id), profile.get(secret), profile.get(token))
@@ -76,15 +125,19 @@ fn s3(address: &BucketAddress, known: &Variables, retry: RetryConfig) -> Result<
         (Key::RoleSessionName, "AWS_ROLE_SESSION_NAME"),
         (Key::ContainerCredentialsRelativeUri, "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI"),
         (Key::ContainerCredentialsFullUri, "AWS_CONTAINER_CREDENTIALS_FULL_URI"),
-        (Key::ContainerAuthorizationTokenFile, "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE"),
+        (Key::ContainerAuthorizationTokenFile, CONTAINER_TOKEN),
     ];
+    refuse_from_file(known, &of_machine.map(|(_, name)| name))?;
     let lent: Vec<_> = of_machine.into_iter().filter_map(|(key, name)| Some((key, set(known, &[name])?))).collect();
     if set(known, &["AWS_SKIP_SIGNATURE"]).is_some_and(|value| matches!(value, "1" | "true")) {
         builder = builder.with_skip_signature(true);
+    } else if let Some(name) = foreign_endpoint.filter(|_| !are_of_file) {
+        return Err(not_sent(name, "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"));
     } else if let Some((id, secret, token)) = given.or_else(stored) {
         builder = builder.with_access_key_id(id).with_secret_access_key(secret);
         builder = token.into_iter().fold(builder, AmazonS3Builder::with_token);
     } else if !lent.is_empty() {
+        set(known, &[CONTAINER_TOKEN]).map_or(Ok(()), |path| check_token_file(CONTAINER_TOKEN, path))?;
         builder = lent.into_iter().fold(builder, |builder, (key, value)| builder.with_config(key, value));
     } else if let Some(way) = profile.other_way() {
         return Err(format!(
@@ -143,6 +196,18 @@ fn gs(address: &BucketAddress, known: &Variables, retry: RetryConfig) -> Result<
     builder.build().map(store).map_err(|_| unusable("the file that GOOGLE_APPLICATION_CREDENTIALS names"))
 }
 
+/// Variables that hold a key of Azure.
+const AZURE_KEYS: [&str; 8] = [
+    "AZURE_STORAGE_ACCOUNT_KEY",
+    "AZURE_STORAGE_ACCESS_KEY",
+    "AZURE_STORAGE_KEY",
+    "AZURE_STORAGE_SAS_TOKEN",
+    "AZURE_STORAGE_SAS_KEY",
+    "AZURE_STORAGE_CLIENT_SECRET",
+    "AZURE_CLIENT_SECRET",
+    "AZURE_FEDERATED_TOKEN_FILE",
+];
+
 fn az(address: &BucketAddress, known: &Variables, retry: RetryConfig) -> Result<Store, String> {
     use AzureConfigKey as Key;
     let connection = set(known, &["AZURE_STORAGE_CONNECTION_STRING"]).unwrap_or_default();
@@ -171,6 +236,22 @@ fn az(address: &BucketAddress, known: &Variables, retry: RetryConfig) -> Result<
         (Key::FederatedTokenFile, set(known, &["AZURE_FEDERATED_TOKEN_FILE"])),
         (Key::SkipSignature, set(known, &["AZURE_SKIP_SIGNATURE"])),
     ];
+    refuse_from_file(known, &["AZURE_FEDERATED_TOKEN_FILE"])?;
+    for (key, name) in [(Key::AccountName, "AZURE_STORAGE_ACCOUNT"), (Key::AuthorityId, "AZURE_TENANT_ID")] {
+        let value = settings.iter().find(|(name, _)| *name == key).and_then(|(_, value)| *value);
+        // A tenant may be named by its domain.
+        check_label(name, &value.unwrap_or_default().replace('.', "-"))?;
+    }
+    let chosen_by = match part("BlobEndpoint") {
+        Some(_) => "AZURE_STORAGE_CONNECTION_STRING",
+        None => "AZURE_STORAGE_ENDPOINT",
+    };
+    if let Some(name) = foreign(known, &[chosen_by]) {
+        let own = AZURE_KEYS.iter().any(|key| set(known, &[key]).is_some() && !known.is_from_file(key));
+        if own {
+            return Err(not_sent(name, "AZURE_STORAGE_KEY or AZURE_STORAGE_SAS_TOKEN"));
+        }
+    }
     let has = |key: Key| settings.iter().any(|(name, value)| *name == key && value.is_some());
     if !has(Key::AccountName) && !has(Key::Endpoint) {
         return Err("the storage account is not known: set AZURE_STORAGE_ACCOUNT, or AZURE_STORAGE_CONNECTION_STRING"
@@ -200,6 +281,8 @@ struct Profile {
 
 impl Profile {
     fn read(known: &Variables) -> Result<Self, String> {
+        // A file that the folder brings could name an address beside the keys of another one.
+        refuse_from_file(known, &["AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"])?;
         let asked = set(known, &["AWS_PROFILE"]);
         let name = asked.unwrap_or("default").to_owned();
         let home = PathBuf::from(known.get("HOME").unwrap_or_default());
@@ -308,6 +391,69 @@ mod tests {
             assert!(said.contains(want.unwrap_or_default()) && !said.contains("s3cret"), "{names:?} {said}");
         }
         std::fs::remove_dir_all(folder).unwrap();
+    }
+
+    /// A folder that somebody else has written may choose where a bucket is, but not what of the user's is sent there.
+    #[test]
+    fn a_file_of_the_folder_gets_no_keys_of_the_user() {
+        let keys = [("AWS_ACCESS_KEY_ID", "s3cret"), ("AWS_SECRET_ACCESS_KEY", "s3cret")];
+        let own = "AWS_ACCESS_KEY_ID=a\nAWS_SECRET_ACCESS_KEY=b\n";
+        let account = [("AZURE_STORAGE_ACCOUNT", "a"), ("AZURE_STORAGE_SAS_TOKEN", "sig=s3cret")];
+        let cases: [(&str, String, Pairs<'_>, Option<&str>); 13] = [
+            ("s3://data", "AWS_ENDPOINT_URL=http://evil".into(), &keys, Some("AWS_ENDPOINT_URL is set in .env")),
+            ("s3://data", "AWS_ENDPOINT_URL_S3=http://evil".into(), &keys, Some("AWS_ENDPOINT_URL_S3 is set in .env")),
+            ("s3://data", format!("AWS_ENDPOINT_URL=http://own\n{own}"), &[], None),
+            ("s3://data", "AWS_ENDPOINT_URL=http://own\nAWS_SKIP_SIGNATURE=true".into(), &keys, None),
+            ("s3://data", own.into(), &[("AWS_ENDPOINT_URL", "http://own")], None),
+            ("s3://data", "AWS_REGION=evil.example/x?".into(), &keys, Some("AWS_REGION has other characters")),
+            ("s3://data", "AWS_WEB_IDENTITY_TOKEN_FILE=/etc/passwd".into(), &[], Some("is not read: set it in the")),
+            ("s3://data", "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE=/x".into(), &[], Some("is not read: set it in the")),
+            ("s3://data", "AWS_CONFIG_FILE=./evil".into(), &keys, Some("AWS_CONFIG_FILE is set in .env")),
+            (
+                "az://box",
+                "AZURE_STORAGE_ENDPOINT=http://evil".into(),
+                &account,
+                Some("AZURE_STORAGE_ENDPOINT is set in"),
+            ),
+            (
+                "az://box",
+                "AZURE_STORAGE_CONNECTION_STRING=AccountName=a;BlobEndpoint=http://evil".into(),
+                &account,
+                Some("AZURE_STORAGE_CONNECTION_STRING is set in .env"),
+            ),
+            ("az://box", "AZURE_STORAGE_ACCOUNT=evil.example/x".into(), &account[1..], Some("has other characters")),
+            (
+                "az://box",
+                "AZURE_STORAGE_ENDPOINT=http://own\nAZURE_STORAGE_SAS_TOKEN=sig=1".into(),
+                &account[..1],
+                None,
+            ),
+        ];
+        for (address, file, pairs, want) in cases {
+            let pairs = pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+            let known = Variables::new(Some(&file), pairs);
+            let said = open(&BucketAddress::parse(address).unwrap(), &known, RetryConfig::default()).map(drop).err();
+            assert_eq!(said.is_some(), want.is_some(), "{file} {said:?}");
+            let said = said.unwrap_or_default();
+            assert!(said.contains(want.unwrap_or_default()) && !said.contains("s3cret"), "{file} {said}");
+        }
+    }
+
+    #[test]
+    fn a_token_that_no_header_can_hold_is_an_error() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("token");
+        let pairs = [
+            ("AWS_CONTAINER_CREDENTIALS_FULL_URI", "http://127.0.0.1:1/x"),
+            ("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE", file.to_str().unwrap()),
+        ];
+        for (text, want) in [("s3cret", None), ("s3cret\n", Some("it has blanks or line breaks"))] {
+            std::fs::write(&file, text).unwrap();
+            let said = opened("s3://data", &pairs).err();
+            assert_eq!(said.is_some(), want.is_some(), "{text:?} {said:?}");
+            let said = said.unwrap_or_default();
+            assert!(said.contains(want.unwrap_or_default()) && !said.contains("s3cret"), "{said}");
+        }
     }
 
     #[test]

@@ -5,7 +5,6 @@
 //! pipelines: `input::hub` reads data and models.
 
 mod connector;
-pub mod copies;
 mod credentials;
 pub mod mirror;
 pub mod restore;
@@ -13,6 +12,7 @@ mod run_copy;
 
 use std::future::Future;
 use std::io::{self, Read};
+use std::sync::mpsc::Receiver;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -48,10 +48,25 @@ fn runtime() -> &'static Handle {
     })
 }
 
-fn wait<T: Send + 'static>(work: impl Future<Output = T> + Send + 'static) -> T {
+/// Starts a request; its answer comes over the channel.
+fn start<T: Send + 'static>(
+    work: impl Future<Output = object_store::Result<T>> + Send + 'static,
+) -> Receiver<object_store::Result<T>> {
     let (send, receive) = std::sync::mpsc::sync_channel(1);
     runtime().spawn(async move { send.send(work.await).ok() });
-    receive.recv().expect("requests do not panic")
+    receive
+}
+
+/// The answer to a request. None comes where the crate panics, as it does for a key that no header can hold.
+fn answer<T>(receive: &Receiver<object_store::Result<T>>) -> object_store::Result<T> {
+    let source = "the request could not be made; are its keys and tokens complete, each on one line?".into();
+    receive.recv().unwrap_or(Err(object_store::Error::Generic { store: "bucket", source }))
+}
+
+fn wait<T: Send + 'static>(
+    work: impl Future<Output = object_store::Result<T>> + Send + 'static,
+) -> object_store::Result<T> {
+    answer(&start(work))
 }
 
 #[derive(Clone)]
@@ -261,26 +276,20 @@ impl Bucket {
             if bytes.is_empty() {
                 break Ok(());
             }
-            let sending = upload.put_part(PutPayload::from(std::mem::take(&mut bytes)));
-            let (said, sent) = std::sync::mpsc::sync_channel(1);
-            runtime().spawn(async move { said.send(sending.await).ok() });
+            let sending = start(upload.put_part(PutPayload::from(std::mem::take(&mut bytes))));
             // The next part is read while this one is on its way.
             let read = next(&mut bytes, part);
-            let sent = sent.recv().expect("requests do not panic");
+            let sent = answer(&sending);
             if let Err(error) = read.and_then(|()| Ok(sent.map_err(|error| self.failure(&error, path))?)) {
                 break Err(error);
             }
         };
-        let ended = wait(async move {
-            match sent {
-                Ok(()) => Ok(upload.complete().await.map(drop)),
-                Err(error) => {
-                    upload.abort().await.ok();
-                    Err(error)
-                }
-            }
-        });
-        Ok(ended?.map_err(|error| self.failure(&error, path))?)
+        if let Err(error) = sent {
+            wait(async move { upload.abort().await }).ok();
+            return Err(error);
+        }
+        let ended = wait(async move { upload.complete().await });
+        Ok(ended.map(drop).map_err(|error| self.failure(&error, path))?)
     }
 
     /// Removes objects. One that is not there is fine.

@@ -225,7 +225,9 @@ impl Address {
             None => (None, authority),
         };
         let path = path.split(['?', '#']).next().unwrap_or_default().trim_end_matches('/');
-        let authorization = user.map(from_address).or_else(|| from_variables(variables));
+        // Where a file of the folder chooses the server, that gets a token of that file, and none of the user's own.
+        let is_foreign = pipe_spec::variables::names(written).any(|name| variables.is_from_file(name));
+        let authorization = user.map(from_address).or_else(|| from_variables(variables, is_foreign));
         Ok(Self { base: format!("{scheme}://{host}{path}"), authorization })
     }
 }
@@ -236,8 +238,10 @@ fn from_address(user: &str) -> String {
     basic(&decoded(user), &decoded(password))
 }
 
-fn from_variables(variables: &Variables) -> Option<String> {
-    let get = |name: &str| variables.get(name).filter(|value| !value.is_empty());
+fn from_variables(variables: &Variables, is_foreign: bool) -> Option<String> {
+    let get = |name: &str| {
+        variables.get(name).filter(|value| !value.is_empty() && (!is_foreign || variables.is_from_file(name)))
+    };
     let named = get("MLFLOW_TRACKING_USERNAME").zip(get("MLFLOW_TRACKING_PASSWORD"));
     let token = || get("MLFLOW_TRACKING_TOKEN").map(|token| format!("Bearer {token}"));
     named.map(|(user, password)| basic(user, password)).or_else(token)
@@ -253,6 +257,18 @@ mod parameters_tests {
 
     use super::*;
     use crate::engine::registry;
+
+    #[test]
+    fn a_server_that_a_file_of_the_folder_names_gets_no_token_of_the_user() {
+        let token = || [("MLFLOW_TRACKING_TOKEN".to_owned(), "mine".to_owned())].into_iter();
+        let of =
+            |variables: &Variables| Address::read("${URI}", variables).ok().and_then(|address| address.authorization);
+        assert_eq!(of(&Variables::new(Some("URI=http://evil"), token())), None);
+        let both = Variables::new(Some("URI=http://own\nMLFLOW_TRACKING_TOKEN=its"), [].into_iter());
+        assert_eq!(of(&both).as_deref(), Some("Bearer its"));
+        let uri = [("URI".to_owned(), "http://own".to_owned())].into_iter();
+        assert_eq!(of(&Variables::new(None, uri.chain(token()))).as_deref(), Some("Bearer mine"));
+    }
 
     #[test]
     fn settings_are_flat_and_short_and_no_secrets() {
