@@ -5,9 +5,10 @@
 //! Which files of a model's folder a training reads, by the contract of `pipe_spec::model_folder`.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::{File, Metadata};
+use std::ffi::OsString;
+use std::fs::{DirBuilder, File, Metadata};
 use std::io::Read;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -56,27 +57,27 @@ pub fn hash_tree(digests: &mut Digests, path: &Path, links: Links) -> Result<Tre
     for (item, follows) in items {
         digests.watch.check()?;
         let text = match follows {
-            false => std::fs::read_link(&item).map_err(read)?.to_string_lossy().into_owned(),
+            false => std::fs::read_link(&item).map_err(read)?.into_os_string(),
             true => match item.metadata() {
                 Ok(meta) if meta.is_file() && !is_of_kernel(&item) => match digests.stamped(&item) {
                     Ok((digest, stamp)) => {
                         state.update(format!("{stamp:?}").as_bytes());
-                        digest
+                        digest.into()
                     }
-                    Err(Error::Read { source, .. }) if is_private(&source, links) => "unreadable".to_owned(),
+                    Err(Error::Read { source, .. }) if is_private(&source, links) => "unreadable".into(),
                     Err(error) => return Err(error),
                 },
                 Ok(meta) => {
                     state.update(format!("{:?}", Stamp::of(&meta)).as_bytes());
-                    String::new()
+                    OsString::new()
                 }
-                Err(_) => String::new(),
+                Err(_) => OsString::new(),
             },
         };
-        let name = item.strip_prefix(path).unwrap_or(&item).to_string_lossy().into_owned();
-        for text in [name, text] {
+        let name = item.strip_prefix(path).unwrap_or(&item).as_os_str();
+        for text in [name, &text] {
             content.update(&(text.len() as u64).to_le_bytes());
-            content.update(text.as_bytes());
+            content.update(text.as_encoded_bytes());
         }
     }
     let hex = |hasher: blake3::Hasher| hasher.finalize().to_hex().to_string();
@@ -100,9 +101,9 @@ fn list_tree(digests: &Digests, path: &Path, links: Links) -> Result<Vec<(PathBu
             let item = entry.map_err(read)?.path();
             let is_link = item.symlink_metadata().map_err(read)?.is_symlink();
             let target = item.canonicalize();
-            if let (true, Links::Kept, Ok(target)) = (is_link, links, &target)
-                && !target.starts_with(&root)
-            {
+            // A link to nothing could lead anywhere once somebody makes what it names.
+            let is_inside = target.as_ref().is_ok_and(|target| target.starts_with(&root));
+            if is_link && links == Links::Kept && !is_inside {
                 return Err(Error::LinkedOutput { path: item });
             }
             let follows = !is_link || links == Links::Followed;
@@ -178,7 +179,7 @@ impl Digests {
         let file = cache_folder().map(|folder| folder.join("digests.json"));
         let known = file
             .as_ref()
-            .and_then(|file| std::fs::read(file).ok())
+            .and_then(|file| files::read_own(file).ok())
             .and_then(|bytes| serde_json::from_slice(&bytes).ok())
             .unwrap_or_default();
         Self { file, known, changed: false, watch }
@@ -244,9 +245,29 @@ impl Digests {
 
 pub fn cache_folder() -> Option<PathBuf> {
     let var = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    var("PIPE_CACHE")
+    let folder = var("PIPE_CACHE")
         .or_else(|| var("XDG_CACHE_HOME").map(|home| home.join("pipe")))
-        .or_else(|| var("HOME").map(|home| home.join(".cache/pipe")))
+        .or_else(|| var("HOME").map(|home| home.join(".cache/pipe")));
+    own_folder(folder?)
+}
+
+const STICKY: u32 = 0o1000;
+
+/// The part of a cache that can be trusted: `pipe` executes and believes what lies there. In a folder that others can write to, or that
+/// is another user's, it is a subfolder that belongs to this user alone; nothing where others could rename that.
+fn own_folder(folder: PathBuf) -> Option<PathBuf> {
+    let Ok(found) = std::fs::metadata(&folder) else { return Some(folder) };
+    let (user, group) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+    let is_open = found.mode() & 0o002 != 0;
+    let is_shared = is_open || (found.mode() & 0o020 != 0 && found.gid() != group);
+    if !is_shared && [user, 0].contains(&found.uid()) {
+        return Some(folder);
+    }
+    let own = folder.join(format!("user-{user}"));
+    DirBuilder::new().mode(0o700).create(&own).ok();
+    let made = own.symlink_metadata().ok()?;
+    let is_own = made.is_dir() && made.uid() == user && made.mode() & 0o077 == 0;
+    (is_own && (!is_open || found.mode() & STICKY != 0)).then_some(own)
 }
 
 /// The weights that a folder or repository has.
@@ -307,6 +328,8 @@ fn shards(index: &[u8]) -> Option<BTreeSet<String>> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::ffi::OsStringExt;
+
     use super::*;
 
     #[test]
@@ -338,11 +361,52 @@ mod tests {
         let one = now();
         std::fs::write(&outside, "2").unwrap();
         assert!(now() != one && matches!(of_job(), Err(Error::LinkedOutput { .. })));
+        // Nor may one that leads to nothing yet.
+        std::fs::remove_file(folder.join("outside")).unwrap();
+        std::os::unix::fs::symlink("../made-later", folder.join("later")).unwrap();
+        assert!(now() != one && matches!(of_job(), Err(Error::LinkedOutput { .. })));
+        std::fs::remove_file(folder.join("later")).unwrap();
+        // Names that are not UTF-8 differ too.
+        let not_utf8 = |byte: u8| folder.join(OsString::from_vec(vec![b'a', byte]));
+        std::fs::write(not_utf8(0xff), "1").unwrap();
+        let first = now();
+        std::fs::rename(not_utf8(0xff), not_utf8(0xfe)).unwrap();
+        assert_ne!(now(), first);
         std::os::unix::fs::symlink(".", folder.join("circle")).unwrap();
         now();
         assert!(hash_tree(&mut Digests::default(), &folder.join("nothing"), Links::Followed).is_err());
         std::fs::remove_file(outside).unwrap();
         std::fs::remove_dir_all(&folder).unwrap();
+    }
+}
+
+#[cfg(test)]
+mod shared_cache_tests {
+    use std::fs::Permissions;
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn of_a_shared_cache_a_folder_of_ones_own_is_used() {
+        let folder = tempfile::tempdir().unwrap().keep();
+        let of_mode = |mode: u32| {
+            std::fs::set_permissions(&folder, Permissions::from_mode(mode)).unwrap();
+            own_folder(folder.clone())
+        };
+        let own = folder.join(format!("user-{}", rustix::process::geteuid().as_raw()));
+        assert_eq!(of_mode(0o755), Some(folder.clone()));
+        assert_eq!(of_mode(0o1777), Some(own.clone()));
+        assert_eq!(own.metadata().unwrap().mode() & 0o777, 0o700);
+        assert_eq!(of_mode(0o777), None, "others could rename it");
+        // Somebody else made it first, as a link or for all.
+        std::fs::set_permissions(&own, Permissions::from_mode(0o777)).unwrap();
+        assert_eq!(of_mode(0o1777), None);
+        std::fs::remove_dir(&own).unwrap();
+        std::os::unix::fs::symlink("/tmp", &own).unwrap();
+        assert_eq!(of_mode(0o1777), None);
+        assert_eq!(own_folder(folder.join("none")), Some(folder.join("none")));
+        std::fs::remove_dir_all(folder).unwrap();
     }
 }
 

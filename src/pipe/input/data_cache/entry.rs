@@ -4,6 +4,7 @@
 //! reading by who uses it. Everything may be deleted at any time: what is missing is
 //! made again.
 
+use std::ffi::OsStr;
 use std::fs::{File, TryLockError};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -254,7 +255,11 @@ impl Drop for Temporary {
 
 /// The manifest of a complete entry: its rows may have been deleted.
 fn read(folder: &Path) -> Option<Manifest> {
-    let manifest: Manifest = serde_json::from_slice(&std::fs::read(folder.join(MANIFEST)).ok()?).ok()?;
+    let manifest: Manifest = serde_json::from_slice(&files::read_own(&folder.join(MANIFEST)).ok()?).ok()?;
+    // The rows lie beside it.
+    if Path::new(&manifest.file).file_name() != Some(OsStr::new(&manifest.file)) {
+        return None;
+    }
     let size = std::fs::metadata(folder.join(&manifest.file)).ok()?.len();
     (size == manifest.size).then_some(manifest)
 }
