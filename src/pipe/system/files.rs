@@ -173,16 +173,26 @@ pub struct Stranger {
 /// Who locks a file that is not theirs, as far as the kernel tells. The administrator may.
 pub fn stranger(file: &File) -> Option<Stranger> {
     let found = file.metadata().ok()?;
-    let inode = format!(":{}", found.ino());
+    let locks = std::fs::read_to_string("/proc/locks").ok()?;
+    let uid_of = |pid: u32| std::fs::metadata(format!("/proc/{pid}")).ok().map(|process| process.uid());
+    let (pid, uid) = strange_holder(&locks, found.ino(), found.uid(), uid_of)?;
+    Some(Stranger { pid, user: user(uid) })
+}
+
+/// The process, and its user, that holds the lock of `inode` in the text of `/proc/locks`, where no process of `owner` or of the
+/// administrator does. Files of other file systems may have that number too: whoever makes one cannot hide the real holder.
+fn strange_holder(locks: &str, inode: u64, owner: u32, uid_of: impl Fn(u32) -> Option<u32>) -> Option<(u32, u32)> {
+    let inode = format!(":{inode}");
     // 1: FLOCK  ADVISORY  WRITE 1234 08:01:5678 0 EOF
     let holder = |line: &str| {
         let words: Vec<&str> = line.split_whitespace().collect();
         let [_, "FLOCK", _, _, pid, locked, ..] = words[..] else { return None };
-        locked.ends_with(&inode).then(|| pid.parse::<u32>().ok()).flatten()
+        let pid = locked.ends_with(&inode).then(|| pid.parse::<u32>().ok()).flatten()?;
+        Some((pid, uid_of(pid)?))
     };
-    let pid = std::fs::read_to_string("/proc/locks").ok()?.lines().find_map(holder)?;
-    let uid = std::fs::metadata(format!("/proc/{pid}")).ok()?.uid();
-    (uid != found.uid() && uid != 0).then(|| Stranger { pid, user: user(uid) })
+    let holders: Vec<(u32, u32)> = locks.lines().filter_map(holder).collect();
+    let is_strange = holders.iter().all(|(_, uid)| *uid != owner && *uid != 0);
+    holders.first().copied().filter(|_| is_strange)
 }
 
 /// The name of the other user that a file belongs to; nothing where it is the own one.
@@ -285,6 +295,32 @@ pub fn inside(root: &Path, path: &Path) -> io::Result<PathBuf> {
 fn parts(path: &Path) -> Vec<OsString> {
     let named = |part: &Component<'_>| matches!(part, Component::Normal(_) | Component::ParentDir);
     path.components().rev().filter(named).map(|part| part.as_os_str().to_owned()).collect()
+}
+
+#[cfg(test)]
+mod lock_tests {
+    use super::*;
+
+    #[test]
+    fn the_holder_of_a_lock_is_not_hidden_by_another_file_of_that_number() {
+        let uid_of = |pid: u32| [(10, 1000), (20, 1001), (30, 0)].iter().find(|(one, _)| *one == pid).map(|one| one.1);
+        let (mine, theirs, root) = (
+            "1: FLOCK ADVISORY WRITE 10 08:01:77 0 EOF",
+            "2: FLOCK ADVISORY READ 20 00:2a:77 0 EOF",
+            "3: FLOCK ADVISORY READ 30 00:2a:77 0 EOF",
+        );
+        for (lines, want) in [
+            (vec![mine], None),
+            (vec![theirs], Some((20, 1001))),
+            (vec![theirs, mine], None),
+            (vec![theirs, root], None),
+            (vec!["4: POSIX ADVISORY WRITE 20 08:01:77 0 EOF"], None),
+            (vec!["5: FLOCK ADVISORY WRITE 20 08:01:177 0 EOF"], None),
+            (vec![], None),
+        ] {
+            assert_eq!(strange_holder(&lines.join("\n"), 77, 1000, uid_of), want, "{lines:?}");
+        }
+    }
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@
 //! Shows a run that another process runs, from its folder: what it says, its attempts and its events.
 
 use std::collections::BTreeMap;
+use std::io::ErrorKind;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::PathBuf;
 use std::process::{Command, ExitStatus, Stdio};
@@ -28,13 +29,28 @@ pub fn find(folder: &RunFolder) -> Result<Option<Listed>, Error> {
     let Some(begun) = Listed::read(folder.path()) else { return Ok(None) };
     match begun.damage.is_empty() {
         true => Ok(Some(begun)),
-        // A `pipe` was killed while it made the folder: nothing has run in it.
-        false if begun.state.attempts().is_empty() => {
+        false if has_never_run(folder) => {
             std::fs::remove_dir_all(folder.path()).ok();
             Ok(None)
         }
         false => Err(Error::DamagedPart { id: begun.state.id, damage: begun.damage }),
     }
+}
+
+/// Whether a `pipe` was killed while it made the folder: it has no record, no owner and nothing that a job or its `pipe` writes. What
+/// cannot be read may be anything.
+fn has_never_run(folder: &RunFolder) -> bool {
+    let is_missing = |path: PathBuf| path.symlink_metadata().is_err_and(|error| error.kind() == ErrorKind::NotFound);
+    let is_empty = |path: PathBuf| match std::fs::read_dir(path) {
+        Ok(mut entries) => entries.next().is_none(),
+        Err(error) => error.kind() == ErrorKind::NotFound,
+    };
+    let written = [folder.path().join("attempts"), folder.checkpoints(), folder.model(), folder.output()];
+    is_missing(folder.state())
+        && std::fs::metadata(folder.events())
+            .map_or_else(|error| error.kind() == ErrorKind::NotFound, |found| found.len() == 0)
+        && !Owner::exists(folder)
+        && written.into_iter().all(is_empty)
 }
 
 /// Starts a `pipe` for a part, unless it has one or has finished. `begun` is what was found in its folder.
@@ -300,5 +316,43 @@ impl Watcher {
         let lines = self.events.lines()?;
         let parsed = lines.iter().filter_map(|line| serde_json::from_str(line).ok());
         Ok((!lines.is_empty()).then(|| parsed.collect()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A folder is started over only if nothing has run in it.
+    #[test]
+    fn checkpoints_of_a_part_whose_record_is_damaged_are_kept() {
+        let all = tempfile::tempdir().unwrap();
+        for (number, (file, text, damage)) in [
+            ("checkpoints/step-00000200/model.safetensors", "weights", ""),
+            ("attempts/01/log.txt", "step 1", ""),
+            ("events.jsonl", "{}\n", ""),
+            ("pipeline.yaml", "version: 1", "{"),
+            ("pipeline.yaml", "version: 1", "{\"status\": \"paused\"}"),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            let folder = RunFolder::new(all.path().join(format!("run-{number}")));
+            let path = folder.path().join(file);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(folder.pipeline(), "version: 1").unwrap();
+            std::fs::write(&path, text).unwrap();
+            if !damage.is_empty() {
+                std::fs::write(folder.state(), damage).unwrap();
+            }
+            for _ in 0..2 {
+                assert!(matches!(find(&folder), Err(Error::DamagedPart { .. })), "{file} {damage}");
+                assert!(path.exists(), "{file} {damage}");
+            }
+        }
+        let begun = RunFolder::new(all.path().join("begun"));
+        std::fs::create_dir_all(begun.checkpoints()).unwrap();
+        std::fs::write(begun.pipeline(), "version: 1").unwrap();
+        assert!(find(&begun).unwrap().is_none() && !begun.path().exists());
     }
 }

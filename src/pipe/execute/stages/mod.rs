@@ -72,13 +72,23 @@ fn fail(stage: &mut StageState, error: &Error) {
 }
 
 /// Moves what a stage has done out of the way of its next run, into the folder of the run of all stages. Returns where it is, for
-/// people.
-fn keep(stage: &RunFolder, whole: &RunFolder, name: &str) -> String {
+/// people. What stays where it was would be taken for what the next run does.
+fn keep(stage: &RunFolder, whole: &RunFolder, name: &str) -> Result<String, Error> {
+    if !stage.path().exists() {
+        return Ok(String::new());
+    }
     let folder = whole.path().join("replaced");
-    let free = (1..).map(|number| folder.join(format!("{name}-{number}"))).find(|path| !path.exists());
-    let Some(target) = free.filter(|_| stage.path().exists()) else { return String::new() };
-    let moved = std::fs::create_dir_all(&folder).and_then(|()| std::fs::rename(stage.path(), &target));
-    moved.map_or_else(|_| String::new(), |()| format!("; what it had done is in {}", target.display()))
+    std::fs::create_dir_all(&folder).map_err(|source| Error::Write { path: folder.clone(), source })?;
+    let mut number = 1;
+    let target = loop {
+        let target = folder.join(format!("{name}-{number}"));
+        if target.symlink_metadata().is_err() {
+            break target;
+        }
+        number += 1;
+    };
+    std::fs::rename(stage.path(), &target).map_err(|source| Error::Write { path: target.clone(), source })?;
+    Ok(format!("; what it had done is in {}", target.display()))
 }
 
 /// Why the last job of a run was cancelled, if it was, and not by `pipe`.
@@ -145,15 +155,16 @@ impl<'a> StagesDriver<'a> {
         let state = &mut self.run.state;
         state.status = Status::Running;
         (state.error, state.exit_code) = (None, None);
-        self.reset_stages().await;
-        let result = self.run_stages().await;
-        let result = result.and_then(|()| self.verdict());
+        let result = match self.reset_stages().await {
+            Ok(()) => self.run_stages().await.and_then(|()| self.verdict()),
+            Err(error) => Err(error),
+        };
         let saved = self.end(result.as_ref().err());
         result.and(saved)
     }
 
     /// Stages that failed or were stopped start again; so do finished ones whose outputs do not exist any more.
-    async fn reset_stages(&mut self) {
+    async fn reset_stages(&mut self) -> Result<(), Error> {
         let parsed = self.parsed;
         for (index, stage) in parsed.graph.stages.iter().enumerate() {
             let folder = run::folder_of(&run::child_id(&self.run.state.id, &stage.name));
@@ -167,7 +178,7 @@ impl<'a> StagesDriver<'a> {
             };
             let state = &mut self.run.state.stages_mut()[index];
             if is_lost {
-                let kept = keep(&folder, &self.run.folder, &stage.name);
+                let kept = keep(&folder, &self.run.folder, &stage.name)?;
                 self.reporter.note(&format!("{}: its outputs are not what they were: it runs again{kept}", stage.name));
                 self.moved.insert(stage.name.clone());
                 *state = StageState { again: state.again, ..StageState::new(&stage.name, stage.needs.clone()) };
@@ -175,6 +186,7 @@ impl<'a> StagesDriver<'a> {
                 (state.status, state.error, state.exit_code) = (StageStatus::Waiting, None, None);
             }
         }
+        Ok(())
     }
 
     /// Whether the outputs of a stage that has finished are not what they were. Nobody knows once a stop is requested.
