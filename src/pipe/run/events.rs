@@ -7,6 +7,7 @@
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, ErrorKind, Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
 use pipe_spec::event::RecordedEvent;
@@ -124,6 +125,8 @@ pub struct Follow {
     partial: Vec<u8>,
     /// Whether the line that is being read was too long, so that the rest of it is passed over.
     too_long: bool,
+    /// Device and inode of the file that was read last.
+    file: Option<(u64, u64)>,
 }
 
 /// Who writes the file.
@@ -142,12 +145,18 @@ impl Follow {
     const MAX_PIECES: usize = 4096;
 
     pub fn new(path: PathBuf) -> Self {
-        Self { path, written_by: Writer::Runner, offset: 0, partial: Vec::new(), too_long: false }
+        Self { path, written_by: Writer::Runner, offset: 0, partial: Vec::new(), too_long: false, file: None }
     }
 
     /// A file that a job writes, and that is not to be trusted.
     pub fn of_job(path: PathBuf) -> Self {
         Self { written_by: Writer::Job, ..Self::new(path) }
+    }
+
+    /// Whether another file, or a shorter one, has taken the place of the one that was read.
+    pub fn is_of_another_file(&self) -> bool {
+        let found = std::fs::metadata(&self.path);
+        found.is_ok_and(|now| self.file.is_some_and(|file| file != (now.dev(), now.ino())) || now.len() < self.offset)
     }
 
     /// Passes over what is there.
@@ -177,6 +186,8 @@ impl Follow {
         if self.written_by == Writer::Job {
             return self.read_past_hole(&file);
         }
+        let found = file.metadata()?;
+        self.file = Some((found.dev(), found.ino()));
         file.seek(SeekFrom::Start(self.offset))?;
         let mut bytes = Vec::new();
         file.take(Self::CHUNK).read_to_end(&mut bytes)?;
@@ -371,6 +382,24 @@ mod tests {
         assert!(again.starts_with(&text), "{again}");
         assert_eq!(again.lines().count(), 6);
         std::fs::remove_dir_all(folder.path()).unwrap();
+    }
+
+    #[test]
+    fn a_file_in_the_place_of_the_one_that_was_read_is_noticed() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("events.jsonl");
+        std::fs::write(&path, "one\ntwo\n").unwrap();
+        let mut follow = Follow::new(path.clone());
+        assert!(!follow.is_of_another_file());
+        assert_eq!(follow.lines().unwrap(), ["one", "two"]);
+        std::fs::write(&path, "one\ntwo\nthree\n").unwrap();
+        assert!(!follow.is_of_another_file(), "a line was added");
+        std::fs::write(&path, "one\n").unwrap();
+        assert!(follow.is_of_another_file(), "it is shorter");
+        let other = folder.path().join("other");
+        std::fs::write(&other, "one\ntwo\nthree\n").unwrap();
+        std::fs::rename(other, &path).unwrap();
+        assert!(follow.is_of_another_file(), "it is another file");
     }
 
     #[test]
