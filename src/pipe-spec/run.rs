@@ -275,6 +275,9 @@ pub struct RunResult {
     pub model_step: Option<u64>,
     /// Why `train.early_stop` ended the training, if it did.
     pub stopped_early: Option<String>,
+    /// Whether rows of the evaluation are trained on too.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub trains_on_evaluation: bool,
 }
 
 /// How good a model is, against an answer that ignores the input.
@@ -289,6 +292,9 @@ pub struct Answer {
     /// The rows that it is counted over, as in the `eval` event.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rows: Option<u64>,
+    /// Whether some of these rows were trained on.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub trained_on: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub classes: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -10,6 +10,7 @@ use crate::stand_ins::job;
 pub fn tests(suite: &mut Suite) {
     let mut test = |name: &str, test: fn()| suite.test(&format!("results::{name}"), Needs::Nothing, test);
     test("of_a_finished_run", finished);
+    test("rows_that_were_trained_on_are_not_called_held_out", evaluated_on_what_was_trained_on);
     test("of_a_run_that_learned_nothing", nothing_learned);
     test("of_a_run_without_evaluations", without_evaluations);
     test("in_a_list", list);
@@ -42,6 +43,12 @@ fn latest_to_predict() {
     running.end().exits(130);
 }
 
+/// Rows that were trained on are not called held out.
+fn evaluated_on_what_was_trained_on() {
+    let answer = learned().pipe(&[&RUN[..], &["--set", "data.eval=train.jsonl"]].concat()).exits(0);
+    answer.prints("on 400 tokens, some of them trained on;").says("train.jsonl is part of data.train too");
+}
+
 const TABLE: &str = "\
 evaluation       first   best    last
 step             1       2       4
@@ -51,7 +58,8 @@ eval.perplexity  2.4596  1.6487  2.1170
 
 fn finished() {
     let folder = learned();
-    let run = [&RUN[..], &["--set", "data.eval=train.jsonl"]].concat();
+    std::fs::copy(folder.path().join("train.jsonl"), folder.path().join("eval.jsonl")).unwrap();
+    let run = [&RUN[..], &["--set", "data.eval=eval.jsonl"]].concat();
     let answer = folder.pipe(&run).exits(0);
     let id = folder.show()["id"].as_str().unwrap().to_owned();
     let lines = [

@@ -133,7 +133,9 @@ async fn check(options: &CheckOptions) -> Result<Checked, Error> {
     }
     Ok(match inspect::inspect(file, &loaded, &mut reporter, &mut interrupts).await? {
         Opened::Data(inspection, time) => {
-            let warnings = inspect::warnings(loaded.training()?, &inspection);
+            let training = loaded.training()?;
+            let mut warnings = loaded.inputs.evaluated_and_trained(&training.data);
+            warnings.extend(inspect::warnings(training, &inspection));
             Checked { loaded, inspection: Some(*inspection), time, warnings }
         }
         Opened::Not { why } => {

@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 
 use pipe_spec::lock::LockedRepository;
 use pipe_spec::model_folder::CONFIG;
-use pipe_spec::pipeline::{Arch, Command, Split, Training};
+use pipe_spec::pipeline::{Arch, Command, Data, Split, Training};
 use pipe_spec::{TrainerSpec, Variables};
 use serde_json::{Map, Value};
 
@@ -94,6 +94,33 @@ impl Inputs {
     pub fn none() -> Self {
         let (train, eval, tokenizer, hub) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         Self { train, eval, tokenizer, tokenizer_training: None, model: None, adapter: None, hub, all_local: true }
+    }
+
+    /// Files that are evaluated on and trained on, or named twice while a share of all rows is held out: a sentence for each.
+    pub fn evaluated_and_trained(&self, data: &Data) -> Vec<String> {
+        let holds_out = data.eval.is_none() && data.eval_share > 0.0;
+        let identity = |input: &Input| {
+            let found = std::fs::metadata(&input.host).ok().filter(std::fs::Metadata::is_file)?;
+            Some((found.dev(), found.ino()))
+        };
+        let trained: Vec<_> = self.train.iter().map(identity).collect();
+        let is_trained = |input: &&Input| identity(input).is_some_and(|found| trained.contains(&Some(found)));
+        let evaluated = self.eval.iter().filter(is_trained).map(|input| {
+            format!(
+                "data.eval: {} is part of data.train too, so that it does not show how good the model is on new rows",
+                input.written.display()
+            )
+        });
+        let is_second = |(index, input): &(usize, &Input)| {
+            holds_out && identity(input).is_some_and(|found| trained[..*index].contains(&Some(found)))
+        };
+        let twice = self.train.iter().enumerate().filter(is_second).map(|(_, input)| {
+            format!(
+                "data.train: {} is named twice, so that a row may be trained on and be held out by data.eval_share",
+                input.written.display()
+            )
+        });
+        evaluated.chain(twice).collect()
     }
 
     pub fn all(&self) -> impl Iterator<Item = &Input> {

@@ -10,13 +10,15 @@ const NAME: usize = 80;
 
 /// `95 % right on 90 held-out rows; always answering Billing would be 35 %`.
 pub fn sentence(answer: &Answer) -> String {
-    let Answer { metric, rows, baseline, .. } = answer;
+    let Answer { metric, rows, baseline, trained_on, .. } = answer;
     let score = score(answer);
     if metric == TRAINING_LOSS {
         return format!("{score} at step {}", answer.step);
     }
-    let counted =
-        rows.map_or(String::new(), |rows| format!(" on {} held-out {}", grouped(rows), counted(metric, rows)));
+    let counted = rows.map_or(String::new(), |rows| match trained_on {
+        false => format!(" on {} held-out {}", grouped(rows), counted(metric, rows)),
+        true => format!(" on {} {}, some of them trained on", grouped(rows), counted(metric, rows)),
+    });
     let against = baseline.as_ref().map_or(String::new(), |baseline| {
         format!("; {} would be {}", bounded(&baseline.name, NAME), number(metric, baseline.value))
     });
@@ -115,7 +117,7 @@ mod tests {
         let baseline = baseline.map(|(name, value)| Baseline { name: name.to_owned(), value });
         let learned = baseline.as_ref().map(|baseline| Metric::named(metric).is_better(value, Some(baseline.value)));
         let metric = Metric::named(metric).to_string();
-        Answer { metric, value, step: 9, rows: Some(rows), classes: None, baseline, learned }
+        Answer { metric, value, step: 9, rows: Some(rows), baseline, learned, ..Answer::default() }
     }
 
     #[test]
@@ -153,6 +155,8 @@ mod tests {
         }
         let loss = Answer { metric: "loss".to_owned(), value: 0.5, step: 60, ..Answer::default() };
         assert_eq!(summary(&loss), "training loss 0.5 at step 60");
+        let trained_on = Answer { trained_on: true, ..answer("accuracy", 0.95, 90, None) };
+        assert_eq!(sentence(&trained_on), "95 % right on 90 rows, some of them trained on");
         let old = Answer { rows: None, ..answer("accuracy", 0.95, 0, None) };
         assert_eq!(sentence(&old), "95 % right");
         let long = answer("accuracy", 0.5, 2, Some((&"x".repeat(5000), 0.0)));

@@ -45,7 +45,7 @@ pub fn result(history: &History, known: &RunResult) -> RunResult {
         first: first.map(|eval| evaluation(eval)),
         best: best.map(evaluation),
         last: last.map(|eval| evaluation(eval)),
-        answer: answer(shown, history),
+        answer: answer(shown, history).map(|answer| Answer { trained_on: known.trains_on_evaluation, ..answer }),
         model_step: finished.and_then(|finished| finished.model_step),
         stopped_early: finished.and_then(|finished| finished.stopped_early.as_ref()).map(ToString::to_string),
         ..known.clone()
@@ -65,7 +65,7 @@ fn answer(eval: Option<&Eval>, history: &History) -> Option<Answer> {
             rows: told.map(|headline| headline.rows),
             classes: told.and_then(|headline| headline.classes),
             baseline: told.and_then(|headline| headline.baseline.clone()),
-            learned: None,
+            ..Answer::default()
         };
         Some(Answer { learned: learned(&metric, &answer, eval, history), ..answer })
     });

@@ -68,10 +68,16 @@ impl<'a> Driver<'a> {
 
     async fn train(mut self, engine: &dyn Engine) -> Result<(), Error> {
         self.note_start();
+        let training = self.loaded.pipeline.training();
+        let doubled = training.map_or(Vec::new(), |training| self.loaded.inputs.evaluated_and_trained(&training.data));
         if let Some(single) = self.run.state.single_mut() {
             single.retries = self.loaded.pipeline.on_oom.retries;
             single.result = workload(&self.loaded.pipeline).expected_result();
+            if let Some(result) = &mut single.result {
+                result.trains_on_evaluation = !doubled.is_empty();
+            }
         }
+        warn(self.reporter, doubled);
         self.doing("preparing")?;
         let (listeners, missing) =
             Listeners::from_pipeline(&self.loaded.pipeline, &self.run.folder, &self.loaded.variables);
