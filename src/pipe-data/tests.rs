@@ -299,6 +299,21 @@ fn compressed_pages() {
 }
 
 #[test]
+fn a_page_that_differs_from_its_checksum_is_refused() {
+    let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/data/checksums.parquet");
+    let whole = read(&fixture, &selection("text", "text")).unwrap();
+    assert!(whole.starts_with("{\"text\":\"text 0000\"}\n") && whole.lines().count() == 40, "{whole}");
+    let mut bytes = std::fs::read(&fixture).unwrap();
+    let at = bytes.windows(9).position(|text| text == b"text 0025").unwrap();
+    bytes[at + 8] = b'6';
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("damaged.parquet");
+    std::fs::write(&path, bytes).unwrap();
+    let error = read(&path, &selection("text", "text")).unwrap_err();
+    assert!(error.starts_with("row group 2: ") && error.contains("CRC"), "{error}");
+}
+
+#[test]
 fn a_line_that_is_too_long_is_not_written_out() {
     let folder = tempfile::tempdir().unwrap();
     let copied = |name: &str, lines: &[usize]| {

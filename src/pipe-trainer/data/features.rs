@@ -125,13 +125,17 @@ impl Statistics {
         }
     }
 
-    /// Nothing where every row says the same.
-    fn of_numbers(&self) -> Option<FeatureKind> {
+    /// Its mean and spread, or why it is no feature.
+    fn of_numbers(&self) -> Result<FeatureKind, &'static str> {
         let missing = self.numbers < self.rows;
         let changes = self.range.is_some_and(|(least, most)| least < most);
         let std = if changes { (self.squares / self.numbers as f64).sqrt() } else { 1.0 };
         let says_something = changes || (missing && self.numbers > 0);
-        says_something.then_some(FeatureKind::Number { mean: self.mean, std, missing })
+        match says_something {
+            false => Err("one value"),
+            true if !std.is_finite() => Err("numbers that are too large"),
+            true => Ok(FeatureKind::Number { mean: self.mean, std, missing }),
+        }
     }
 
     /// The values that several rows have, by name; otherwise why there are no such.
@@ -163,7 +167,7 @@ impl Seen {
         match () {
             () if self.nested => Err("lists or objects"),
             () if self.filled == 0 => Err("empty"),
-            () if self.are_numbers() => self.statistics.of_numbers().ok_or("one value"),
+            () if self.are_numbers() => self.statistics.of_numbers(),
             () => self.statistics.of_categories(),
         }
     }

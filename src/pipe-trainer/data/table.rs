@@ -217,6 +217,9 @@ impl TableRows {
         };
         let target = |label: &Cell| match (labels, label) {
             (Labels::Several(_), _) => Err("a row of a table has one label".to_owned()),
+            (Labels::Number, Cell::Number(number)) if !(*number as f32).is_finite() => {
+                Err(format!("the label {number:e} is too large: divide all labels by the same number"))
+            }
             (Labels::Number, Cell::Number(number)) => Ok(Column::Real(*number as f32)),
             (Labels::Number, label) => {
                 let (label, hint) = (name(label), skip_hint(false));
@@ -280,8 +283,10 @@ impl TableRows {
             return Err(self.fail(0, format!("no column to learn from: {why}")));
         }
         self.notices.extend(others);
-        let number =
-            |index: &usize| if let Column::Real(number) = targets[*index] { Some(f64::from(number)) } else { None };
+        let number = |index: &usize| match (&targets[*index], &self.labelled[*index].1) {
+            (Column::Real(_), Some(Cell::Number(number))) => Some(*number),
+            _ => None,
+        };
         let unit = match labels {
             Labels::Classes(_) | Labels::Several(_) => LabelUnit::default(),
             Labels::Number => {
@@ -387,9 +392,21 @@ fn unit(numbers: &[f64]) -> Result<LabelUnit, String> {
     let count = numbers.len().max(1) as f64;
     let mean = numbers.iter().sum::<f64>() / count;
     let std = (numbers.iter().map(|number| (number - mean).powi(2)).sum::<f64>() / count).sqrt();
-    let changes = numbers.iter().any(|number| *number != numbers[0]);
-    if changes { Ok(LabelUnit { mean, std }) } else { Err(ONE_LABEL.to_owned()) }
+    if numbers.iter().all(|number| *number == numbers[0]) {
+        return Err(ONE_LABEL.to_owned());
+    }
+    // Labels are numbers of 32 bits to the model.
+    if std < mean.abs() * SMALLEST_SPREAD {
+        return Err(format!(
+            "the labels are about {mean:e} and differ by about {std:e}, too little for their size: subtract the same \
+             number from all of them"
+        ));
+    }
+    Ok(LabelUnit { mean, std })
 }
+
+/// The least spread of labels, beside their mean: sixteen steps from one number of 32 bits to the next.
+const SMALLEST_SPREAD: f64 = 16.0 * f32::EPSILON as f64;
 
 fn listed(names: &[String]) -> String {
     let more = if names.len() > LISTED { format!(" and {} more", names.len() - LISTED) } else { String::new() };
@@ -434,6 +451,14 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn labels_that_numbers_of_32_bits_cannot_tell_apart_are_named() {
+        assert_eq!(unit(&[7.0, 7.0]).unwrap_err(), ONE_LABEL);
+        let seconds: Vec<f64> = (0..60).map(|second| 1.7e9 + f64::from(second)).collect();
+        assert!(unit(&seconds).unwrap_err().contains("subtract the same number"), "{:?}", unit(&seconds));
+        assert!(unit(&[1.7e9, 1.7e9 + 86400.0]).is_ok() && unit(&[2020.0, 2021.0]).is_ok());
+    }
 
     #[test]
     fn the_labels_decide_what_is_predicted() {
