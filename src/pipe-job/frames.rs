@@ -3,8 +3,10 @@
 //! A header of 27 bytes in little endian: kind (1), length of the path (2), size (8), offset (8), time of the last change in
 //! nanoseconds (8); then the path, then `size` bytes of a frame that has data. A file with holes has pieces in place of these bytes: offset (8),
 //! size (8) and the bytes of each, and a piece without bytes at the end.
+//!
+//! The modes of `pipe-job` that carry files have options: names with values.
 
-use std::ffi::{CString, OsStr};
+use std::ffi::{CString, OsStr, OsString};
 use std::fs::{File, Metadata, ReadDir};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::fd::{AsRawFd, FromRawFd};
@@ -284,6 +286,29 @@ fn below(folder: &Folder, path: &str, depth: usize, take: &mut impl FnMut(String
 pub fn is_absent(error: &io::Error) -> bool {
     let is_other = matches!(error.raw_os_error(), Some(libc::ELOOP | libc::ENOTDIR | libc::ENXIO | libc::EACCES));
     is_other || matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::InvalidData)
+}
+
+pub struct Flags(Vec<(String, String)>);
+
+impl Flags {
+    pub fn parse(args: impl Iterator<Item = OsString>) -> io::Result<Self> {
+        let words: Option<Vec<String>> = args.map(|word| word.into_string().ok()).collect();
+        let words = words.ok_or(io::ErrorKind::InvalidInput)?;
+        Ok(Self(words.chunks_exact(2).map(|pair| (pair[0].clone(), pair[1].clone())).collect()))
+    }
+
+    pub fn text(&self, name: &str) -> io::Result<&str> {
+        let found = self.0.iter().find(|(flag, _)| flag == name);
+        found.map(|(_, value)| value.as_str()).ok_or_else(|| io::Error::other(format!("{name} is missing")))
+    }
+
+    pub fn path(&self, name: &str) -> io::Result<PathBuf> {
+        self.text(name).map(PathBuf::from)
+    }
+
+    pub fn number(&self, name: &str) -> io::Result<u64> {
+        self.text(name)?.parse().map_err(|_| io::Error::other(format!("{name} is no number")))
+    }
 }
 
 #[cfg(test)]

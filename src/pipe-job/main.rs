@@ -8,7 +8,6 @@
 
 mod frames;
 mod kept;
-mod options;
 mod receive;
 mod send;
 
@@ -94,7 +93,7 @@ fn carry_files() -> Option<std::process::ExitCode> {
         "send" => send::send,
         _ => return None,
     };
-    Some(match options::Flags::parse(args).and_then(|flags| mode(&flags)) {
+    Some(match frames::Flags::parse(args).and_then(|flags| mode(&flags)) {
         Ok(()) => 0.into(),
         Err(error) => {
             eprintln!("cannot carry the files of the job: {error}");

@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use super::frames::{Frame, Kind, changed, files_below, is_absent};
 use super::kept::keep;
-use super::options::Flags;
 use super::send::{ALIVE_INTERVAL, heed_requests, is_asked_to_end, mark};
+use crate::frames::Flags;
 
 /// Between two looks for the file that says that all is there.
 const INTERVAL: Duration = Duration::from_millis(100);

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use super::frames::{Frame, Kind, changed, files_below, is_absent, next_piece, open_below};
 use super::kept::freeze;
-use super::options::Flags;
+use crate::frames::Flags;
 
 const INTERVAL: Duration = Duration::from_millis(200);
 

@@ -3,12 +3,13 @@
 use serde_json::{Map, Value, json};
 
 use crate::adaptable::Adaptable;
-use crate::architecture::{Architecture, ModelConfig};
+use crate::architecture::{
+    Algorithm, Architecture, ModelConfig, Starter, StarterSizes, StarterTraining, Template, Tokenization,
+    TrainedTokenizer, joined, number_of_labels,
+};
 use crate::config_keys::{ConfigError, ConfigKeys, extended, fail};
 use crate::parameter::{Init, Parameter};
-use crate::starter::{Starter, StarterSizes, StarterTraining, joined, number_of_labels};
 use crate::task_data::{Labels, TaskData};
-use crate::tokenization::{Algorithm, Template, Tokenization, TrainedTokenizer};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct BagOfWordsConfig {

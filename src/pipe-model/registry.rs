@@ -3,9 +3,8 @@
 use pipe_spec::pipeline::Arch;
 use serde_json::{Map, Value};
 
-use crate::architecture::{Architecture, ModelConfig};
+use crate::architecture::{Architecture, ModelConfig, Starter};
 use crate::config_keys::ConfigError;
-use crate::starter::Starter;
 
 /// The definition of an architecture.
 pub fn architecture(arch: Arch) -> &'static Architecture {

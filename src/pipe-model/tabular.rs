@@ -5,11 +5,12 @@
 use serde_json::{Map, Value, json};
 
 use crate::adaptable::Adaptable;
-use crate::architecture::{Architecture, ModelConfig};
+use crate::architecture::{
+    Architecture, ModelConfig, ModelSize, Starter, StarterSizes, StarterTraining, joined, number_of_labels,
+};
 use crate::config_keys::{ConfigError, ConfigKeys, extended};
 use crate::estimate::{Stage, StepMemory, Work};
 use crate::parameter::{Init, Listed, Parameter};
-use crate::starter::{ModelSize, Starter, StarterSizes, StarterTraining, joined, number_of_labels};
 use crate::task_data::{Labels, TableColumns, TaskData};
 
 #[derive(Clone, Debug, PartialEq)]

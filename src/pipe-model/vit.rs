@@ -4,13 +4,14 @@
 use serde_json::{Map, Value, json};
 
 use crate::adaptable::Adaptable;
-use crate::architecture::{Architecture, ModelConfig};
+use crate::architecture::{
+    Architecture, ModelConfig, ModelSize, Starter, StarterSizes, StarterTraining, encoder, joined,
+};
 use crate::clip::memory::{Layers, input, patches};
 use crate::clip::{TowerConfig, VisionConfig};
 use crate::config_keys::{Activation, ConfigError, ConfigKeys, extended};
 use crate::estimate::{Stage, StepMemory, Work};
 use crate::parameter::{Init, Listed, Parameter};
-use crate::starter::{ModelSize, Starter, StarterSizes, StarterTraining, encoder, joined};
 use crate::task_data::{Labels, TaskData};
 
 #[derive(Clone, Debug, PartialEq)]

@@ -11,7 +11,6 @@ pub mod exit;
 pub mod lock;
 pub mod model_folder;
 pub mod pipeline;
-mod problem;
 pub mod run;
 mod run_folder;
 pub mod study;

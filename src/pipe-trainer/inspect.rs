@@ -18,7 +18,7 @@ use crate::data::{
 };
 use crate::error::TrainerError;
 use crate::model::Definition;
-use crate::session::spec;
+use crate::session;
 use crate::tokenizer::Tokens;
 use crate::train::StepSplitter;
 
@@ -32,7 +32,7 @@ const CUT_STEPS: u64 = 8;
 const CHUNK: usize = 1024;
 
 pub fn inspect(spec_file: &Path) -> Result<(), TrainerError> {
-    let spec = spec::read(spec_file)?;
+    let spec = session::read(spec_file)?;
     let pool = data::workers(spec.data.workers.get())?;
     let definition = Definition::from_spec(&spec.model)?.with_adapter(spec.adapter.as_ref())?;
     let task_data = definition.task_data()?;

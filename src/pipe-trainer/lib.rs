@@ -12,7 +12,6 @@ mod data;
 mod device;
 mod dynamic_map;
 mod error;
-mod generate;
 pub mod host;
 mod inspect;
 mod metrics;
@@ -44,7 +43,7 @@ pub fn run(command: &Command, console: Console) -> Result<(), TrainerError> {
         Command::Inspect { spec } => boundary::guard(|| inspect::inspect(spec)),
         Command::Predict { spec } => boundary::guard(|| predict::predict(spec, console.stop)),
         Command::Measure { spec } => train::measure(spec, console),
-        Command::Generate(args) => boundary::guard(|| generate::generate(args)),
+        Command::Generate(args) => boundary::guard(|| predict::generate(args)),
         Command::Tokenizer(TokenizerCommand::Train(args)) => boundary::guard(|| train_tokenizer::train(args)),
         Command::Data(DataCommand::Recipes(args)) => synthetic::RECIPES.generate(args),
         Command::Data(DataCommand::Texts(args)) => synthetic::DISHES.generate(args),

@@ -7,8 +7,7 @@ use pipe_spec::pipeline::{Arch, CONTEXT, CONVERSATION};
 
 use crate::cli::TrainTokenizerArgs;
 use crate::error::TrainerError;
-use crate::storage::files;
-use crate::{data, tokenizer};
+use crate::{data, storage, tokenizer};
 
 pub fn train(args: &TrainTokenizerArgs) -> Result<(), TrainerError> {
     let fail = |path: &Path, message: String| TrainerError::Tokenizer { path: path.to_owned(), message };
@@ -25,7 +24,7 @@ pub fn train(args: &TrainTokenizerArgs) -> Result<(), TrainerError> {
     if let Some(folder) = args.out.parent().filter(|folder| !folder.as_os_str().is_empty()) {
         std::fs::create_dir_all(folder).map_err(write)?;
     }
-    files::write_whole(&args.out, json.as_bytes()).map_err(write)?;
+    storage::write_whole(&args.out, json.as_bytes()).map_err(write)?;
     tracing::info!("{} tokens from {} texts: {}", trained.get_vocab_size(true), texts.len(), args.out.display());
     Ok(())
 }

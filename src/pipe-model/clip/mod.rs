@@ -7,13 +7,14 @@ pub(crate) mod memory;
 use serde_json::{Map, Value, json};
 
 use crate::adaptable::Adaptable;
-use crate::architecture::{Architecture, ModelConfig};
+use crate::architecture::{
+    Algorithm, Architecture, ModelConfig, ModelSize, Starter, StarterSizes, StarterTraining, Template, Tokenization,
+    TrainedTokenizer, VocabularyFormat, joined,
+};
 use crate::config_keys::{Activation, ConfigError, ConfigKeys, extended, fail};
 use crate::estimate::StepMemory;
 use crate::parameter::{Init, Listed, Parameter};
-use crate::starter::{ModelSize, Starter, StarterSizes, StarterTraining, joined};
 use crate::task_data::{Labels, TaskData};
-use crate::tokenization::{Algorithm, Template, Tokenization, TrainedTokenizer, VocabularyFormat};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct ClipConfig {

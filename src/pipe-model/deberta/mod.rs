@@ -6,13 +6,14 @@ mod memory;
 use serde_json::{Map, Value, json};
 
 use crate::adaptable::Adaptable;
-use crate::architecture::{Architecture, ModelConfig};
+use crate::architecture::{
+    Algorithm, Architecture, ModelConfig, Starter, Template, Tokenization, TrainedTokenizer, VocabularyFormat, encoder,
+    joined, number_of_labels,
+};
 use crate::config_keys::{Activation, ConfigError, ConfigKeys, extended, fail};
 use crate::estimate::StepMemory;
 use crate::parameter::{Init, Listed, Parameter};
-use crate::starter::{Starter, encoder, joined, number_of_labels};
 use crate::task_data::{Labels, TEXT_CLASS, TOKEN_CLASS, TaskData, labels_tokens};
-use crate::tokenization::{Algorithm, Template, Tokenization, TrainedTokenizer, VocabularyFormat};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct DebertaConfig {

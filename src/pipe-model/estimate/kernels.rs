@@ -1,6 +1,6 @@
 //! The memory that kernels take for a moment beside inputs and outputs: attention, sums of columns, chunks of rows.
 
-use super::work::Work;
+use super::Work;
 
 /// The widest head that the trainer has a kernel of its own for.
 const WIDEST: i64 = 128;

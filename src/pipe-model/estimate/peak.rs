@@ -4,7 +4,7 @@
 use pipe_spec::pipeline::OptimizerKind;
 
 use super::kernels::column_sums;
-use super::work::{Work, owners};
+use super::{Work, owners};
 use crate::parameter::{Init, Parameter};
 
 /// One stretch of a pass: what it holds going forward and back, in bytes.

@@ -6,11 +6,10 @@ mod memory;
 use serde_json::{Map, Value, json};
 
 use crate::adaptable::Adaptable;
-use crate::architecture::{Architecture, ModelConfig};
+use crate::architecture::{Architecture, ModelConfig, ModelSize, Starter, StarterSizes, StarterTraining, joined};
 use crate::config_keys::{ConfigError, ConfigKeys, extended, fail};
 use crate::estimate::StepMemory;
 use crate::parameter::{Listed, Parameter};
-use crate::starter::{ModelSize, Starter, StarterSizes, StarterTraining, joined};
 use crate::task_data::{Labels, Scale, TaskData};
 
 #[derive(Clone, Debug, PartialEq)]

@@ -7,16 +7,17 @@ mod rope;
 use pipe_spec::pipeline::Arch;
 use serde_json::{Map, Value, json};
 
-pub use rope::{Rope, RopeForm};
-
 use crate::adaptable::Adaptable;
-use crate::architecture::{Architecture, ModelConfig};
+use crate::architecture::{
+    Algorithm, Architecture, ModelConfig, ModelSize, Starter, StarterSizes, StarterTraining, Template, Tokenization,
+    TrainedTokenizer, joined,
+};
 use crate::config_keys::{Activation, ConfigError, ConfigKeys, bounded_width, extended, fail};
 use crate::estimate::{StepMemory, rows_at_a_time};
 use crate::parameter::{Init, Listed, Parameter};
-use crate::starter::{ModelSize, Starter, StarterSizes, StarterTraining, joined};
 use crate::task_data::{Labels, TaskData};
-use crate::tokenization::{Algorithm, Template, Tokenization, TrainedTokenizer};
+
+pub use rope::{Rope, RopeForm};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct LlamaConfig {

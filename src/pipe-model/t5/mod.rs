@@ -6,13 +6,14 @@ mod memory;
 use serde_json::{Map, Value, json};
 
 use crate::adaptable::Adaptable;
-use crate::architecture::{Architecture, ModelConfig};
+use crate::architecture::{
+    Algorithm, Architecture, ModelConfig, ModelSize, Starter, StarterSizes, StarterTraining, Template, Tokenization,
+    TrainedTokenizer, VocabularyFormat, joined,
+};
 use crate::config_keys::{Activation, ConfigError, ConfigKeys, bounded_width, extended, fail};
 use crate::estimate::{StepMemory, rows_at_a_time};
 use crate::parameter::{Init, Parameter};
-use crate::starter::{ModelSize, Starter, StarterSizes, StarterTraining, joined};
 use crate::task_data::{Labels, TaskData};
-use crate::tokenization::{Algorithm, Template, Tokenization, TrainedTokenizer, VocabularyFormat};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct T5Config {

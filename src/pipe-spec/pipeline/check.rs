@@ -5,7 +5,7 @@ use std::num::NonZeroU32;
 use serde_json::{Map, Value};
 
 use super::bounds::MAX_SAMPLES;
-use super::engines::GivenSection;
+use super::container::GivenSection;
 use super::other_names::Transformers;
 use super::{
     Augment, BatchSetting, Command, CommandTrain, Data, Edit, Engines, Every, Gpus, Limit, LossOn, Metric,

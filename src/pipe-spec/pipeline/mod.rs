@@ -2,19 +2,16 @@
 //!
 //! The work of an attempt: a training by our trainer, or a command of the user.
 
-mod adapter;
 mod check;
 mod command;
 mod container;
 mod data;
-mod engines;
 mod file;
 mod graph;
 mod metric;
 mod model;
 mod on_oom;
 mod other_names;
-mod task;
 #[cfg(test)]
 mod tests;
 mod train;
@@ -26,21 +23,21 @@ use serde_json::{Map, Value};
 use crate::text::Name;
 use crate::variables::Variables;
 
-pub use crate::problem::{Problem, Problems};
 pub use crate::yaml::Note;
-pub use adapter::{Adapter, AdapterKind, AdapterTargets};
+pub use crate::yaml::{Problem, Problems};
 pub(crate) use check::pipeline as pipeline_of;
 pub use command::{Checkpoints, Command, CommandLine, CommandTrain, MetricsFormat, PLACEHOLDERS, VarValue};
 pub use container::{Container, Gpus, Image, Mount};
+pub use container::{EngineEntry, EngineRequest, EngineSection, Engines, SectionType};
 pub use data::{Augment, CHOSEN, COMPLETION, CONTEXT, CONVERSATION, Data, LossOn, PROMPT, Pad, Paths, REJECTED};
-pub use engines::{EngineEntry, EngineRequest, EngineSection, Engines, SectionType};
+pub use data::{IGNORED_COLUMNS, LossUnit, Task};
 pub use file::{PipelineFile, schema};
 pub use graph::{OutputRef, Stage, StageGraph};
 pub use metric::Metric;
+pub use model::{Adapter, AdapterKind, AdapterTargets};
 pub use model::{Arch, Model, ModelTask, Quantize};
 pub use on_oom::{Allocator, Change, Edit, EffectiveBatch, Limit, Memory, OnOom, Reduce};
 pub(crate) use other_names::Transformers as OtherNamesOfPipelines;
-pub use task::{IGNORED_COLUMNS, LossUnit, Task};
 pub use train::{
     BatchSetting, Checkpointing, ClassWeights, DEFAULT_SEED, Decay, EarlyStop, Optimizer, OptimizerKind, Precision,
     Preference, PreferenceLoss, Ranks, Schedule, ScheduleKind, Shard, Split, Train, TrainFile, Warmup, accum, share,

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde_json::{Number, Value, json};
 
 use super::file::{self, Described, Domain};
-use crate::problem::Problems;
+use crate::yaml::Problems;
 use crate::yaml::{Node, NodeKind, nearest};
 
 /// A setting of the pipeline that trials differ in.

@@ -7,7 +7,7 @@ use serde_json::{Map, Number, Value};
 use serde_saphyr::Spanned;
 use serde_saphyr::options::DuplicateKeyPolicy;
 
-use crate::problem::Problems;
+use super::Problems;
 
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Node {

@@ -4,8 +4,8 @@
 
 use serde_json::Value;
 
+use super::Problems;
 use super::node::{Node, NodeKind, join};
-use crate::problem::Problems;
 use crate::text::satisfies_format;
 
 pub(crate) struct Structure<'a> {

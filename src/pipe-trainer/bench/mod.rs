@@ -2,7 +2,6 @@
 //! data.
 
 mod parity;
-mod quantized;
 mod workload;
 
 use std::time::Instant;
@@ -13,15 +12,15 @@ use serde_json::{Map, Value, json};
 use tch::Tensor;
 
 use self::workload::{Bench, Repeated, StandIn, Workload};
+use crate::boundary;
 use crate::cli::{BenchArgs, BenchCommand};
 use crate::data::Part;
 use crate::device::Hardware;
 use crate::error::TrainerError;
 use crate::model::{Definition, Drawn, Mode, Model, Setup, Start};
 use crate::optim::{Optimizer, Share};
-use crate::torch::CardMemory;
+use crate::torch::{self, CardMemory};
 use crate::train::{Graphs, clip_factor, contrastive_backward};
-use crate::{boundary, torch};
 
 const WARM_UP: usize = 5;
 
@@ -29,8 +28,8 @@ pub fn run(command: &BenchCommand) -> Result<(), TrainerError> {
     boundary::guard(|| match command {
         BenchCommand::Parity(args) => parity::parity(args),
         BenchCommand::DropoutMasks(args) => parity::dropout_masks(args),
-        BenchCommand::QuantizedWeights(args) => quantized::quantized_weights(args),
-        BenchCommand::QuantizedProducts => quantized::quantized_products(),
+        BenchCommand::QuantizedWeights(args) => parity::quantized_weights(args),
+        BenchCommand::QuantizedProducts => parity::quantized_products(),
         BenchCommand::Steps(args) => time_steps(args),
     })
 }

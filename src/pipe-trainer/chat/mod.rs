@@ -3,7 +3,6 @@
 //! `messages` makes a conversation of a row, `template` and `render` write it, with the assistant's turns where the template does
 //! not mark them, and `encode` makes tokens. Nothing here knows about tensors or files of rows.
 
-mod encode;
 mod marks;
 mod messages;
 mod python;
@@ -12,6 +11,6 @@ mod template;
 #[cfg(test)]
 mod tests;
 
-pub use encode::{Encoded, encode};
 pub use messages::{ChatError, Columns, Conversation};
+pub use render::{Encoded, encode};
 pub use template::{CHAT_ML, ChatTemplate, Rendered};

@@ -15,8 +15,7 @@ use serde_json::{Map, Value as Json};
 use super::marks;
 use super::messages::ChatError;
 use super::python::{self, Raised};
-use crate::host;
-use crate::storage::files;
+use crate::{host, storage};
 
 /// A template for models that are trained from scratch.
 pub const CHAT_ML: &str = "\
@@ -196,7 +195,7 @@ fn read_object(folder: &Path, name: &str) -> Result<Map<String, Json>, ChatError
 fn read_text(folder: &Path, name: &str) -> Result<Option<String>, ChatError> {
     let path = folder.join(name);
     let fail = |message: String| ChatError::Read { path: path.clone(), message };
-    match files::read(&path, LARGEST_FILE) {
+    match storage::read(&path, LARGEST_FILE) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         read => {
             let text = read.map_err(|error| fail(error.to_string()))?;

@@ -6,7 +6,8 @@ use std::path::Path;
 use serde_json::{Map, Value, json};
 use tokenizers::Tokenizer;
 
-use super::{ChatError, ChatTemplate, Columns, Conversation, Encoded, Rendered, encode};
+use super::render::encode;
+use super::{ChatError, ChatTemplate, Columns, Conversation, Encoded, Rendered};
 
 /// Longer than every conversation.
 const WHOLE: usize = 1 << 20;

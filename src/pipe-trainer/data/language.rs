@@ -15,12 +15,11 @@ use rayon::ThreadPool;
 use rayon::iter::{IntoParallelIterator, ParallelIterator};
 use serde_json::Value;
 
-use super::conversations;
 use super::packed::{PackedRows, RowShape};
 use super::rows::{Opener, SkippedRows, check_rows, during, no_text, open_documents, open_rows, text_of};
 use super::source::Sources;
 use super::tensors::ReadyRows;
-use super::{Column, IGNORED, Padding, Sample, Source};
+use super::{Column, IGNORED, Padding, Sample, Source, conversations};
 use crate::error::TrainerError;
 use crate::tokenizer::Tokens;
 

@@ -11,7 +11,7 @@ use pipe_spec::model_folder;
 use serde_json::{Map, Value, json};
 
 use crate::error::TrainerError;
-use crate::storage::files::{self, LARGEST_CONFIG};
+use crate::storage::{self, LARGEST_CONFIG};
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Preprocessor {
@@ -71,7 +71,7 @@ impl Preprocessor {
         let usual = usual(wanted.unwrap_or(Self::USUAL_SIZE));
         let Some(path) = path else { return Ok(Some(usual)) };
         let fail = |message: String| TrainerError::Model { path: path.clone(), message };
-        let text = files::read(&path, LARGEST_CONFIG).map_err(|error| fail(error.to_string()))?;
+        let text = storage::read(&path, LARGEST_CONFIG).map_err(|error| fail(error.to_string()))?;
         let keys: Map<String, Value> = serde_json::from_slice(&text).map_err(|error| fail(error.to_string()))?;
         usual.changed(wanted, &keys).map(Some).map_err(fail)
     }

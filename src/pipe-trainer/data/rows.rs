@@ -19,10 +19,9 @@ use serde_json::Value;
 use super::part_shape::Padding;
 use super::source::{ROWS_PER_COLUMN, Source};
 use super::tensors::TensorRows;
-use crate::boundary;
 use crate::error::TrainerError;
-use crate::host;
 use crate::random::{Purpose, Random};
+use crate::{boundary, host};
 
 /// Without rows that have more or fewer cells than there are columns: `Opener::rows` says so, or refuses them.
 pub fn open_rows(paths: &Paths, columns: &[&str]) -> Result<Rows, TrainerError> {

@@ -3,8 +3,7 @@
 use pipe_model::memory::{ROW_MULTIPLE, has_attention_kernel};
 use tch::{Device, Kind, Tensor};
 
-use super::pass::Pass;
-use super::setup::hidden_score;
+use super::pass::{Pass, hidden_score};
 use crate::data::{PACKED_TENSORS, Packed, Part};
 use crate::error::TrainerError;
 use crate::torch::{self, Dropped};

@@ -12,14 +12,12 @@ use pipe_spec::pipeline::{self, Arch, ModelTask, Quantize, Task};
 use serde_json::{Map, Value};
 
 use super::interface::Model;
+use super::pass::{Setup, Start};
 use super::preference::PreferenceModel;
 use super::quantized::QuantizedLayers;
-use super::registry;
-use super::setup::{Setup, Start};
-use super::weights;
+use super::{registry, weights};
 use crate::error::TrainerError;
-use crate::storage::TensorFiles;
-use crate::storage::files::{self, LARGEST_CONFIG};
+use crate::storage::{self, LARGEST_CONFIG, TensorFiles};
 
 /// The key of config.json, and its value in a model that another program has trained.
 const THRESHOLD: &str = "threshold";
@@ -52,7 +50,7 @@ fn check_adapter(parameters: &[Parameter], stored: &TensorFiles) -> Result<(), S
 
 fn read_json(path: &Path) -> Result<Map<String, Value>, TrainerError> {
     let fail = |message: String| TrainerError::Model { path: path.to_owned(), message };
-    let text = files::read(path, LARGEST_CONFIG).map_err(|error| fail(error.to_string()))?;
+    let text = storage::read(path, LARGEST_CONFIG).map_err(|error| fail(error.to_string()))?;
     serde_json::from_slice(&text).map_err(|error| fail(error.to_string()))
 }
 

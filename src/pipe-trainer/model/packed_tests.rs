@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use tch::{Device, Tensor};
 
-use super::setup::Setup;
+use super::pass::Setup;
 use super::{Definition, Drawn, Mode, Model, Start};
 use crate::data::{Column, IGNORED, Padding, Part, PartShape, Sample};
 

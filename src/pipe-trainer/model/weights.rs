@@ -10,9 +10,8 @@ use pipe_model::{Init, Parameter};
 use pipe_spec::pipeline::Quantize;
 use tch::{Device, Kind, TchError, Tensor};
 
-use super::pass::Pass;
+use super::pass::{Pass, Setup, Start};
 use super::quantized::Quantized;
-use super::setup::{Setup, Start};
 use crate::error::TrainerError;
 use crate::random::{self, Purpose};
 use crate::storage::TensorFiles;

@@ -4,12 +4,12 @@
 use pipe_spec::pipeline::{Optimizer, Train};
 use tch::{Kind, TchError, Tensor};
 
-use super::share::{self, Share};
+use super::Share;
 use crate::error::TrainerError;
 use crate::model::Weights;
 use crate::random::{self, Purpose};
 use crate::storage::TensorFiles;
-use crate::torch;
+use crate::{optim, torch};
 
 /// Added to squared gradients: epsilon 1 of the paper.
 const EPSILON: f64 = 1e-30;
@@ -115,7 +115,7 @@ impl Adafactor {
             let rms = change.f_norm()?.f_div_scalar((change.numel() as f64).sqrt())?;
             let factor = rms.f_div_scalar(CLIP_THRESHOLD)?.f_clamp_min(1.0)?.f_reciprocal()?.f_mul_scalar(lr)?;
             let _ = change.f_mul_(&factor)?;
-            let kept = if share::decays(decay, name, parameter) { 1.0 - lr * weight_decay } else { 1.0 };
+            let kept = if optim::decays(decay, name, parameter) { 1.0 - lr * weight_decay } else { 1.0 };
             // In fp32 this is the parameter itself, otherwise a copy of it.
             let wide = parameter.f_to_kind(Kind::Float)?.f_mul_scalar_(kept)?.f_sub_(&change)?;
             if parameter.kind() == Kind::BFloat16 {
@@ -161,7 +161,7 @@ mod tests {
     use tch::Device;
 
     use super::*;
-    use crate::model::setup::Kinds;
+    use crate::model::pass::Kinds;
     use crate::model::{Setup, Start};
 
     fn train(weight_decay: f64) -> Train {

@@ -3,7 +3,7 @@
 use pipe_spec::pipeline::{Decay, Optimizer, Train};
 use tch::{Kind, TchError, Tensor};
 
-use super::share::{self, Share};
+use super::Share;
 use crate::error::TrainerError;
 use crate::model::Weights;
 use crate::storage::TensorFiles;
@@ -115,7 +115,7 @@ impl AdamW {
 fn grouped(parameters: &[(&str, &Tensor)], decay: Decay, share: &Share) -> Vec<Group> {
     let group = |decays: bool| {
         let belongs = |(index, (name, parameter)): &(usize, &(&str, &Tensor))| {
-            share.has(*index) && share::decays(decay, name, parameter) == decays
+            share.has(*index) && super::decays(decay, name, parameter) == decays
         };
         let members = parameters.iter().enumerate().filter(belongs).map(|(index, _)| index).collect();
         Group { members, decays }

@@ -5,7 +5,7 @@ use pipe_model::memory::{MOMENT_BLOCK, SMALLEST_OF_8_BITS};
 use pipe_spec::pipeline::{Optimizer, Train};
 use tch::{Device, Kind, TchError, Tensor};
 
-use super::share::{self, Share};
+use super::Share;
 use crate::dynamic_map::{self, Sign};
 use crate::error::TrainerError;
 use crate::model::Weights;
@@ -99,7 +99,7 @@ impl AdamW8Bit {
             let numbers = AdamWStep { lr, betas, eps, weight_decay, step };
             let (mut narrow, mut wide) = (NarrowGroup::default(), WideGroup::default());
             for (index, ((name, parameter), (_, moments))) in weights.trained().zip(&self.moments).enumerate() {
-                if share::decays(decay, name, parameter) != decays {
+                if super::decays(decay, name, parameter) != decays {
                     continue;
                 }
                 match moments {
@@ -166,7 +166,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::model::setup::Kinds;
+    use crate::model::pass::Kinds;
     use crate::model::{Setup, Start};
 
     fn fixture() -> TensorFiles {

@@ -10,8 +10,7 @@ use pipe_model::{Labels, TaskData};
 use pipe_spec::trainer::Predicted;
 use tch::{Device, Kind, Tensor};
 
-use super::batches::Head;
-use super::output::{Field, Fields, Span};
+use super::batches::{Field, Fields, Head, Span};
 use super::{Prediction, evaluation};
 use crate::data::{Column, IGNORED, Part, PartShape, Sample, Source, Words};
 use crate::error::TrainerError;

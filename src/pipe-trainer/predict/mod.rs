@@ -3,7 +3,6 @@
 
 mod batches;
 mod classes;
-mod output;
 mod texts;
 
 use std::path::Path;
@@ -11,8 +10,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
 
-use batches::{Batches, Head};
-use output::{Output, print};
+use batches::{Batches, Head, Output, print};
 use pipe_model::{Labels, TaskData};
 use pipe_spec::event::Scores;
 use pipe_spec::trainer::{Evaluation, Predicted};
@@ -24,10 +22,12 @@ use crate::device::Hardware;
 use crate::error::TrainerError;
 use crate::host::Stop;
 use crate::model::{Definition, Model, Setup, Start};
-use crate::session::spec;
+use crate::session;
+
+pub use texts::generate;
 
 pub fn predict(spec_file: &Path, stop: Stop) -> Result<(), TrainerError> {
-    let spec = spec::read_predict(spec_file)?;
+    let spec = session::read_predict(spec_file)?;
     let hardware = Hardware::prepare(&spec.settings)?;
     let pool = data::workers(spec.settings.data.workers.get())?;
     hardware.enforce_limit(&spec.settings.memory, |bytes| bytes)?;

@@ -14,7 +14,7 @@ use pipe_spec::trainer::FIRST_NODE_VARIABLE;
 
 use super::notices::{Ended, Notices};
 use crate::error::TrainerError;
-use crate::session::spec::Node;
+use crate::session::Node;
 
 /// Between two signs of life, and how long none may come before the other node is given up.
 const ALIVE_INTERVAL: Duration = Duration::from_secs(5);

@@ -1,14 +1,12 @@
 //! Starts the ranks of a node, one process each, and watches them: one that fails ends the attempt, and so does one that does nothing
 //! while others wait for it. It knows other nodes only by their notices.
 
-use std::fs;
-use std::io;
 use std::num::NonZeroU32;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::thread;
 use std::time::{Duration, Instant};
+use std::{fs, io, thread};
 
 use pipe_spec::trainer::LEASE_VARIABLE;
 use pipe_spec::{Device, Phase, TrainerExit, TrainerSpec};
@@ -17,8 +15,8 @@ use super::notices::{Ended, Notices};
 use super::waiter::{Heartbeat, Heartbeats, RankState};
 use crate::error::TrainerError;
 use crate::host::{self, Stop, bytes_moved, cpu_time, die_with_this_process};
-use crate::session::spec::{Node, job_folder};
-use crate::storage::files;
+use crate::session::{Node, job_folder};
+use crate::storage;
 
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
@@ -57,7 +55,7 @@ pub fn launch(start: &Start<'_>, stop: &Stop) -> Result<(), TrainerError> {
     let node = start.node;
     // An earlier process may have left files there. With several nodes another may be there already.
     if node.is_only() {
-        files::remove_folder(&folder).map_err(fail)?;
+        storage::remove_folder(&folder).map_err(fail)?;
     }
     fs::create_dir_all(&folder).map_err(fail)?;
     let heartbeats = Heartbeats::create(&folder, node).map_err(fail)?;

@@ -11,7 +11,7 @@ use pipe_spec::{OomRecord, TrainerExit};
 use serde::{Deserialize, Serialize};
 
 use crate::error::TrainerError;
-use crate::session::spec::Node;
+use crate::session::Node;
 
 const STOP: &str = "stop";
 const BATCH: &str = "batch";

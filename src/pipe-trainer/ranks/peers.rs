@@ -18,7 +18,7 @@ use super::waiter::Waiter;
 use crate::device::Hardware;
 use crate::error::TrainerError;
 use crate::host::Stop;
-use crate::session::spec::{Node, job_folder};
+use crate::session::{Node, job_folder};
 use crate::torch::{self, Link, Rendezvous, Waits};
 
 /// Sums end, or a rank that is in their way is found: they have no time of their own.

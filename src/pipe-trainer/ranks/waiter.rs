@@ -2,13 +2,12 @@
 //! for the process that watches them. It is mapped, which other machines would not see: each node has its own.
 
 use std::fs::File;
-use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock};
-use std::thread;
 use std::time::{Duration, Instant};
+use std::{io, thread};
 
 use memmap2::MmapRaw;
 use pipe_spec::Phase;
@@ -16,7 +15,7 @@ use pipe_spec::trainer::Rank;
 
 use super::notices::Notices;
 use crate::error::TrainerError;
-use crate::session::spec::Node;
+use crate::session::Node;
 use crate::torch::Link;
 
 /// A sum that is there soon is not slept for.

@@ -15,9 +15,10 @@ use safetensors::{Dtype, SafeTensors};
 use serde::Deserialize;
 use tch::{Device, Kind, TchError, Tensor};
 
-use super::files::{self, LARGEST_INDEX};
+use super::LARGEST_INDEX;
 use super::pickle::{self, Located};
 use crate::error::TrainerError;
+use crate::storage;
 
 pub struct TensorFiles {
     /// The path that was opened, for messages.
@@ -62,7 +63,7 @@ impl TensorFiles {
 
     fn open_parts(folder: &Path, index: &Path) -> Result<Self, TrainerError> {
         let fail = |message: String| TrainerError::Model { path: index.to_owned(), message };
-        let text = files::read(index, LARGEST_INDEX).map_err(|error| fail(error.to_string()))?;
+        let text = storage::read(index, LARGEST_INDEX).map_err(|error| fail(error.to_string()))?;
         let parsed: Index = serde_json::from_slice(&text).map_err(|error| fail(error.to_string()))?;
         let mut names: Vec<&String> = parsed.weight_map.values().collect();
         names.sort_unstable();
@@ -109,7 +110,7 @@ impl TensorFiles {
 
     fn add(&mut self, path: &Path) -> Result<(), TrainerError> {
         let fail = |message: String| TrainerError::Model { path: path.to_owned(), message };
-        let file = files::open(path).map_err(|error| fail(error.to_string()))?;
+        let file = storage::open(path).map_err(|error| fail(error.to_string()))?;
         // SAFETY: weights that another program shortens while they are read end the process, as losing them would.
         let map = unsafe { Mmap::map(&file) }.map_err(|error| fail(error.to_string()))?;
         let number = self.maps.len();

@@ -9,11 +9,11 @@ use image::{ImageFormat, Rgb, RgbImage};
 use rayon::iter::{IntoParallelIterator, ParallelIterator};
 use serde_json::json;
 
-use super::rows::{Split, Unigram};
+use super::{Split, Unigram};
 use crate::cli::PicturesArgs;
 use crate::error::TrainerError;
 use crate::random::{Purpose, Random};
-use crate::storage::files;
+use crate::storage;
 
 /// Writes the pictures of both splits, and at last the files that name them.
 pub fn generate(args: &PicturesArgs) -> Result<(), TrainerError> {
@@ -56,7 +56,7 @@ fn encode(picture: &RgbImage, format: ImageFormat) -> io::Result<Vec<u8>> {
 }
 
 fn write(path: &Path, bytes: &[u8]) -> Result<(), TrainerError> {
-    files::write_whole(path, bytes).map_err(|error| fail(path, error))
+    storage::write_whole(path, bytes).map_err(|error| fail(path, error))
 }
 
 fn fail(path: &Path, source: io::Error) -> TrainerError {

@@ -4,7 +4,7 @@
 use serde::Serialize;
 use serde_json::{Map, json};
 
-use super::rows::{SyntheticRows, added_tokens};
+use super::{SyntheticRows, added_tokens};
 use crate::random::{Purpose, Random};
 
 pub const DISHES: SyntheticRows = SyntheticRows { purpose: Purpose::Dishes, row, tokenizer: Some(tokenizer) };
@@ -158,7 +158,7 @@ mod tests {
     use tokenizers::Tokenizer;
 
     use super::*;
-    use crate::synthetic::rows::Split;
+    use crate::synthetic::Split;
 
     #[test]
     fn rows_are_repeatable_and_splits_differ() {

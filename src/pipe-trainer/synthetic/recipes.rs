@@ -6,7 +6,7 @@
 use serde::Serialize;
 use serde_json::json;
 
-use super::rows::{SyntheticRows, Unigram};
+use super::{SyntheticRows, Unigram};
 use crate::random::{Purpose, Random};
 
 #[derive(Debug, PartialEq, Eq, Serialize)]
@@ -147,7 +147,7 @@ mod tests {
     use tokenizers::Tokenizer;
 
     use super::*;
-    use crate::synthetic::rows::Split;
+    use crate::synthetic::Split;
 
     #[test]
     fn rows_are_repeatable_and_splits_differ() {

@@ -3,11 +3,11 @@
 
 use std::fs;
 
-use super::rows::{Split, Unigram};
+use super::{Split, Unigram};
 use crate::cli::StoriesArgs;
 use crate::error::TrainerError;
 use crate::random::{Purpose, Random};
-use crate::storage::files;
+use crate::storage;
 
 pub fn generate(args: &StoriesArgs) -> Result<(), TrainerError> {
     let eval_rows = args.eval_rows.unwrap_or((args.rows / 20).max(1));
@@ -19,7 +19,7 @@ pub fn generate(args: &StoriesArgs) -> Result<(), TrainerError> {
     fs::create_dir_all(&args.out).map_err(|source| TrainerError::Io { path: args.out.clone(), source })?;
     for (name, text) in files {
         let path = args.out.join(name);
-        files::write_whole(&path, text.as_bytes()).map_err(|source| TrainerError::Io { path, source })?;
+        storage::write_whole(&path, text.as_bytes()).map_err(|source| TrainerError::Io { path, source })?;
     }
     Ok(())
 }

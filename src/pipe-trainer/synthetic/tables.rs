@@ -7,11 +7,11 @@
 use std::fmt::Write;
 use std::fs;
 
-use super::rows::Split;
+use super::Split;
 use crate::cli::{SeriesArgs, TableArgs};
 use crate::error::TrainerError;
 use crate::random::{Purpose, Random};
-use crate::storage::files;
+use crate::storage;
 
 const STATES: [&str; 3] = ["falling", "flat", "rising"];
 /// Rows that a state lasts.
@@ -26,7 +26,7 @@ pub fn generate_series(args: &SeriesArgs) -> Result<(), TrainerError> {
     fs::create_dir_all(&args.out).map_err(|source| TrainerError::Io { path: args.out.clone(), source })?;
     for (name, text) in files {
         let path = args.out.join(name);
-        files::write_whole(&path, text.as_bytes()).map_err(|source| TrainerError::Io { path, source })?;
+        storage::write_whole(&path, text.as_bytes()).map_err(|source| TrainerError::Io { path, source })?;
     }
     Ok(())
 }
@@ -95,7 +95,7 @@ pub fn generate_table(args: &TableArgs) -> Result<(), TrainerError> {
     let path = args.out.join("train.csv");
     let fail = |source| TrainerError::Io { path: path.clone(), source };
     fs::create_dir_all(&args.out).map_err(fail)?;
-    files::write_whole(&path, table_text(args.seed, args.rows).as_bytes()).map_err(fail)
+    storage::write_whole(&path, table_text(args.seed, args.rows).as_bytes()).map_err(fail)
 }
 
 fn table_text(seed: u64, rows: u64) -> String {

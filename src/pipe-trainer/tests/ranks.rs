@@ -9,11 +9,11 @@ use std::sync::OnceLock;
 use pipe_spec::event::{Eval, EventKind, Started, Step};
 use serde_json::json;
 
-use crate::bag_of_words::dishes as bag_of_words;
 use crate::classification::{balanced_dishes as bert_with_weights_of_classes, dishes as bert};
-use crate::picture_classes::{resnet, vit};
+use crate::pictures::{self, resnet, vit};
 use crate::support::{Bench, Ended, for_each_architecture, furthest, losses, step_line, wait_for};
-use crate::{deberta, hybrid, mu_sota, pairs};
+use crate::tabular::dishes as bag_of_words;
+use crate::{deberta, hybrid, mu_sota};
 
 pub fn ranks(bench: &mut Bench, count: u32) -> &mut Bench {
     bench.set("/rank", json!({ "index": 0, "count": count })).set("/train/ranks", json!(count))
@@ -110,7 +110,7 @@ fn t5() -> Bench {
 }
 
 fn clip() -> Bench {
-    pairs::bench(60, 13)
+    pictures::bench(60, 13)
 }
 
 fn deberta() -> Bench {

@@ -6,7 +6,6 @@ mod sentencepiece;
 mod settings;
 mod tokens;
 mod training;
-mod vocabulary;
 
 use std::path::Path;
 
@@ -15,10 +14,9 @@ use pipe_spec::pipeline::Arch;
 use settings::Settings;
 use tokenizers::Tokenizer;
 
-use crate::boundary;
 use crate::error::TrainerError;
-use crate::host;
-use crate::storage::files::{self, LARGEST_TOKENIZER};
+use crate::storage::{self, LARGEST_TOKENIZER};
+use crate::{boundary, host};
 
 pub use settings::SpecialTokens;
 pub use tokens::Tokens;
@@ -31,18 +29,18 @@ pub fn open(path: &Path, arch: Arch) -> Result<Tokenizer, TrainerError> {
     let format = format(path, arch).map_err(fail)?;
     let build = || {
         let Some(format) = format else {
-            let json = files::read(path, LARGEST_TOKENIZER).map_err(|error| error.to_string())?;
+            let json = storage::read(path, LARGEST_TOKENIZER).map_err(|error| error.to_string())?;
             return Tokenizer::from_bytes(json).map_err(|error| error.to_string());
         };
-        files::check_size(path, LARGEST_TOKENIZER).map_err(|error| error.to_string())?;
+        storage::check_size(path, LARGEST_TOKENIZER).map_err(|error| error.to_string())?;
         let settings = Settings::read(path)?;
         match format {
             VocabularyFormat::T5 => sentencepiece::t5(path, &settings),
             VocabularyFormat::XlmRoberta => sentencepiece::xlm_roberta(path, &settings),
             VocabularyFormat::DebertaV3 => sentencepiece::deberta_v3(path, &settings),
-            VocabularyFormat::Bert => vocabulary::bert(path, &settings),
-            VocabularyFormat::Roberta => vocabulary::roberta(path, &settings),
-            VocabularyFormat::Clip => vocabulary::clip(path, &settings),
+            VocabularyFormat::Bert => sentencepiece::bert(path, &settings),
+            VocabularyFormat::Roberta => sentencepiece::roberta(path, &settings),
+            VocabularyFormat::Clip => sentencepiece::clip(path, &settings),
         }
     };
     let tokenizer = host::during(format_args!("the tokenizer {}", path.display()), || guarded(build));
@@ -59,7 +57,7 @@ pub fn guarded<T>(work: impl FnOnce() -> Result<T, String>) -> Result<T, String>
 pub fn json(path: &Path, arch: Arch) -> Result<Vec<u8>, TrainerError> {
     let fail = |message: String| TrainerError::Tokenizer { path: path.to_owned(), message };
     if let Ok(None) = format(path, arch) {
-        return files::read(path, LARGEST_TOKENIZER).map_err(|error| fail(error.to_string()));
+        return storage::read(path, LARGEST_TOKENIZER).map_err(|error| fail(error.to_string()));
     }
     let text = open(path, arch)?.to_string(true).map_err(|error| fail(error.to_string()))?;
     Ok(text.into_bytes())

@@ -9,7 +9,7 @@ use pipe_model::Roles;
 use serde_json::{Map, Value, json};
 use tokenizers::{AddedToken, Tokenizer};
 
-use crate::storage::files::{self, LARGEST_TOKENIZER};
+use crate::storage::{self, LARGEST_TOKENIZER};
 
 /// The special tokens that every tokenizer may have, in the order in which they are added.
 pub const NAMED: [&str; 7] =
@@ -198,7 +198,7 @@ fn object(path: &Path, name: &str) -> Result<Map<String, Value>, String> {
     if !file.exists() {
         return Ok(Map::new());
     }
-    let bytes = files::read(&file, LARGEST_TOKENIZER).map_err(|error| format!("{name}: {error}"))?;
+    let bytes = storage::read(&file, LARGEST_TOKENIZER).map_err(|error| format!("{name}: {error}"))?;
     serde_json::from_slice(&bytes).map_err(|error| format!("{name}: {error}"))
 }
 

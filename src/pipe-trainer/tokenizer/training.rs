@@ -16,10 +16,9 @@ use tokenizers::{
     Tokenizer, Trainer,
 };
 
-use super::sentencepiece::metaspace;
-use super::vocabulary::{
-    Built, byte_level, classify, clip_normalizer, clip_pre_tokenizer, decode, normalize, number, pre_tokenize,
-    surround, surround_as_roberta,
+use super::sentencepiece::{
+    Built, byte_level, classify, clip_normalizer, clip_pre_tokenizer, decode, metaspace, normalize, number,
+    pre_tokenize, surround, surround_as_roberta,
 };
 
 /// A tokenizer for an architecture with at most `size` tokens.

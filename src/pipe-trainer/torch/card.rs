@@ -6,7 +6,7 @@ use std::path::Path;
 use tch::{Device, TchError, Tensor};
 use torch_sys::C_tensor;
 
-use super::call::{checked, pointer, returned};
+use super::{checked, pointer, returned};
 
 unsafe extern "C" {
     fn pipe_use_card(index: i64) -> *mut c_char;

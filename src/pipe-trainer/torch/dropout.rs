@@ -5,7 +5,7 @@ use std::ffi::c_char;
 use tch::{TchError, Tensor};
 use torch_sys::C_tensor;
 
-use super::call::{optional, pointer, returned};
+use super::{optional, pointer, returned};
 
 unsafe extern "C" {
     fn pipe_drop_add(

@@ -5,8 +5,8 @@ use std::ffi::{CString, c_char, c_int, c_void};
 use tch::{Device, Kind, TchError, Tensor};
 use torch_sys::C_tensor;
 
-use super::call::{checked, optional, pointer, pointers, returned};
 use super::dropout::Dropped;
+use super::{checked, optional, pointer, pointers, returned};
 use crate::error::TrainerError;
 
 unsafe extern "C" {

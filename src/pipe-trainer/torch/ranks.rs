@@ -7,7 +7,7 @@ use std::time::Duration;
 use tch::{TchError, Tensor};
 use torch_sys::C_tensor;
 
-use super::call::{checked, pointer, pointers, returned};
+use super::{checked, pointer, pointers, returned};
 
 type Wait = unsafe extern "C" fn(*mut c_void) -> *mut c_char;
 

@@ -229,7 +229,7 @@ struct GeluFeedForward : torch::autograd::Function<GeluFeedForward> {
   }
 };
 
-// As `AdamWStep` in optimizer.rs.
+// As `AdamWStep` in quantized.rs.
 struct AdamWStep {
   double lr, beta1, beta2, eps, decay;
   uint64_t step;

@@ -8,10 +8,9 @@ use tch::{Kind, Tensor};
 
 use super::gradient_cache::{self, Parts};
 use super::graphs::Graphs;
-use super::prepared::Prepared;
 use super::session::Session;
 use super::state::State;
-use super::step_splitter::{StepPart, StepSplitter};
+use super::step_splitter::{Prepared, StepPart, StepSplitter};
 use super::sums::{self, Sums};
 use crate::data::{Part, Sample};
 use crate::error::TrainerError;

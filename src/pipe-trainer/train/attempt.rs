@@ -13,24 +13,22 @@ use super::measure::Failure;
 use super::session::Session;
 use super::state::State;
 use super::training::Training;
-use crate::boundary;
 use crate::cli::RankArgs;
 use crate::error::TrainerError;
 use crate::host::{self, Stop};
 use crate::ranks::{self, Exchange, Notices};
 use crate::session::events::{Console, Events};
-use crate::session::oom;
-use crate::session::spec::{self, Node, job_folder};
-use crate::storage::files;
+use crate::session::{self, Node, job_folder, oom};
+use crate::{boundary, storage};
 
 /// Trains as the spec says. An out-of-memory is recorded, and no completed step is lost to it or to a stop. Several ranks are processes
 /// of their own, which this one starts, unless it is one of them.
 pub fn train(spec_file: &Path, rank: &RankArgs, console: Console) -> Result<(), TrainerError> {
-    let mut spec = spec::read(spec_file)?;
+    let mut spec = session::read(spec_file)?;
     if let Some(index) = rank.rank {
         return train_rank(spec, rank, index, console);
     }
-    let node = spec::node(spec_file, &spec)?;
+    let node = session::node(spec_file, &spec)?;
     if !node.is_only() {
         return train_node(spec_file, spec, node, console);
     }
@@ -122,7 +120,7 @@ fn run(session: Session) -> Result<(), TrainerError> {
 
 /// Finds the largest batch that fits, and trains nothing.
 pub fn fit(spec_file: &Path, console: Console) -> Result<(), TrainerError> {
-    let spec = spec::read(spec_file)?;
+    let spec = session::read(spec_file)?;
     let stop = console.stop.clone();
     let mut events = Events::in_folder(&job_folder(&spec), console);
     match search(spec_file, &spec, &mut events, &stop, true)? {
@@ -215,7 +213,7 @@ fn write_oom_record(session: &Session, record: &OomRecord) {
     }
     let folder = job_folder(&session.spec);
     let json = serde_json::to_vec_pretty(record).expect("a record is plain data");
-    let written = std::fs::create_dir_all(folder.path()).and_then(|()| files::write_whole(&folder.oom(), &json));
+    let written = std::fs::create_dir_all(folder.path()).and_then(|()| storage::write_whole(&folder.oom(), &json));
     if let Err(error) = written {
         session.warn(format!("cannot write {}: {error}", folder.oom().display()));
     }

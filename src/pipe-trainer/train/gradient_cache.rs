@@ -110,7 +110,7 @@ mod tests {
     use tch::{Device, Kind};
 
     use super::*;
-    use crate::model::setup::Kinds;
+    use crate::model::pass::Kinds;
     use crate::model::{Definition, Drawn, Model, Setup, Start};
 
     /// Random samples, in parts.

@@ -16,15 +16,13 @@ use super::session::Session;
 use super::state::{State, milliseconds};
 use super::step_splitter::StepSplitter;
 use super::training::LONGEST_SAMPLE_COUNT;
-use crate::boundary;
 use crate::data::{self, Reader, SampleOrder};
 use crate::error::TrainerError;
 use crate::host::offer_to_be_killed;
 use crate::model::Definition;
 use crate::session::events::{Console, Events};
-use crate::session::spec;
 use crate::storage::tensor_files;
-use crate::torch;
+use crate::{boundary, session, torch};
 
 /// A line of stdout that is meant for the parent. Other lines there are events, or texts of libraries.
 #[derive(Debug, Serialize, Deserialize)]
@@ -75,7 +73,7 @@ pub fn measure(spec_file: &Path, console: Console) -> Result<(), TrainerError> {
 
 fn answer_batches(spec_file: &Path, console: Console) -> Result<(), TrainerError> {
     let stop = console.stop.clone();
-    let session = Session::alone(spec::read(spec_file)?, Events::new(console), stop)?;
+    let session = Session::alone(session::read(spec_file)?, Events::new(console), stop)?;
     // A training holds a little more than its steps do: a batch that fits here must fit there.
     session.hardware.enforce_limit(&session.spec.memory, |bytes| usable(session.spec.device, bytes))?;
     let mut measuring = Measuring::prepare(&session)?;

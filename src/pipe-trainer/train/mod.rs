@@ -8,8 +8,6 @@ mod fit;
 mod gradient_cache;
 mod graphs;
 mod measure;
-mod model_card;
-mod prepared;
 mod rehearsal;
 mod session;
 mod state;

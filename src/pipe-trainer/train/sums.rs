@@ -16,7 +16,7 @@ use crate::error::TrainerError;
 use crate::model::Weights;
 use crate::optim::{Optimizer, Share};
 use crate::ranks::Peers;
-use crate::session::spec::job_folder;
+use crate::session::job_folder;
 use crate::storage::{TensorFiles, tensor_files};
 use crate::torch::{self, BucketSums};
 

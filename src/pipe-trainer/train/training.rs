@@ -13,19 +13,17 @@ use super::accumulation::{Accumulated, Accumulation};
 use super::evaluation::{self, Evaluated, Evaluator};
 use super::export::{self, Exported};
 use super::graphs::Graphs;
-use super::prepared::Prepared;
 use super::rehearsal::{LongestSamples, Rehearsal};
 use super::session::Session;
 use super::state::{State, milliseconds};
-use super::step_splitter::StepSplitter;
+use super::step_splitter::{Prepared, StepSplitter};
 use super::sums::{Pace, RankStep, Sums};
 use crate::data::{self, Loaded, Loader, Reader, SampleOrder};
 use crate::device::Usage;
 use crate::error::TrainerError;
 use crate::model::Definition;
-use crate::optim::schedule;
 use crate::storage::TensorFiles;
-use crate::{host, torch};
+use crate::{host, optim, torch};
 
 /// So many of the longest samples contain the longest row of every column.
 pub const LONGEST_SAMPLE_COUNT: u32 = 16;
@@ -316,7 +314,7 @@ impl<'a> Training<'a> {
 
     fn learning_rate(&self) -> f64 {
         let train = &self.session.spec.train;
-        train.optimizer.lr * schedule::factor(&train.schedule, self.state.step, self.order.steps())
+        train.optimizer.lr * optim::factor(&train.schedule, self.state.step, self.order.steps())
     }
 
     fn finite(&self, what: &'static str, value: f64) -> Result<(), TrainerError> {

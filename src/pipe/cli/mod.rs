@@ -3,7 +3,6 @@
 mod machine;
 mod pipeline;
 mod runs;
-mod tune;
 
 use std::process::ExitCode;
 
@@ -11,7 +10,7 @@ use clap::builder::PossibleValuesParser;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use machine::{ImageCommand, LedgerCommand, ManArgs, PruneArgs};
 use pipe_spec::PipeExit;
-use pipeline::{CheckArgs, InitArgs, PlanArgs, PredictArgs, RunArgs, StartArgs};
+use pipeline::{CheckArgs, InitArgs, PlanArgs, PredictArgs, RunArgs, StartArgs, TuneCommand};
 use runs::{
     AttachArgs, DiffArgs, LogsArgs, LsArgs, NoteArgs, ReportArgs, ReproduceArgs, ResumeArgs, RmArgs, ShowArgs,
     StopArgs, UiArgs,
@@ -19,7 +18,6 @@ use runs::{
 use tracing::level_filters::LevelFilter;
 use tracing_log::{AsLog, LogTracer};
 use tracing_subscriber::EnvFilter;
-use tune::TuneCommand;
 
 use crate::command;
 use crate::engine::registry;
@@ -224,7 +222,7 @@ fn dispatch(command: Command, quiet: bool) -> Result<(), Error> {
         }
         Command::Ls(args) => command::ls::run(&args.options(quiet)),
         Command::Show(args) => command::show::run(&args.run, args.json),
-        Command::Note(args) => command::note::run(&args.run, args.change(), args.json),
+        Command::Note(args) => command::show::note(&args.run, args.change(), args.json),
         Command::Predict(args) => command::predict::run(&args.options(quiet)),
         Command::Report(args) => command::report::run(&args.runs, args.out.as_deref()),
         Command::Diff(args) => command::diff::run(&args.first, &args.second, args.json),
@@ -233,7 +231,7 @@ fn dispatch(command: Command, quiet: bool) -> Result<(), Error> {
         Command::Stop(args) => command::stop::run(&args.runs, args.now, Output::new(false, quiet)),
         Command::Resume(args) => command::resume::run(&args.options(quiet)),
         Command::Logs(args) => command::logs::run(&args.options()),
-        Command::Ui(args) => command::ui::run(args.options()),
+        Command::Ui(args) => command::ui(args.options()),
         Command::Rm(args) if args.left_behind => command::rm::left_behind(),
         Command::Rm(args) => command::rm::run(&args.runs, args.force),
         Command::Image(ImageCommand::Build { dockerfile, json }) => {

@@ -1,4 +1,4 @@
-//! The commands, one a file.
+//! The commands, one a file; `pipe ui` is all in `ui/`.
 
 pub mod attach;
 pub mod check;
@@ -9,7 +9,6 @@ pub mod init;
 pub mod ledger;
 pub mod logs;
 pub mod ls;
-pub mod note;
 pub mod plan;
 pub mod predict;
 pub mod prune;
@@ -21,7 +20,6 @@ pub mod run;
 pub mod show;
 pub mod stop;
 pub mod tune;
-pub mod ui;
 
 use pipe_spec::event::Fitted;
 use pipe_spec::text::human_bytes;
@@ -30,6 +28,7 @@ use serde_json::json;
 use crate::error::Error;
 use crate::execute::single::driver::FoundBatch;
 use crate::report::{Output, print, print_json, say, times_ranks};
+use crate::ui::{self, UiOptions};
 
 /// A runtime for what talks to a daemon or watches a child; the other commands do without.
 pub fn runtime() -> Result<tokio::runtime::Runtime, Error> {
@@ -70,4 +69,9 @@ fn batch_line(found: &FoundBatch) -> String {
         false => format!("x accum {accum}{} = {effective_batch}", times_ranks(ranks)),
     };
     format!("train.batch: {batch}   # {result}; peak {}{of} on {}", human_bytes(*peak), fitted.device)
+}
+
+/// `pipe ui`.
+pub fn ui(options: UiOptions) -> Result<(), Error> {
+    runtime()?.block_on(ui::serve(options))
 }

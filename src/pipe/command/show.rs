@@ -1,4 +1,4 @@
-//! `pipe show`: one run in full.
+//! `pipe show`: one run in full. `pipe note`: its note and its tags.
 
 use pipe_spec::Status;
 use pipe_spec::evaluation::EvaluationDetails;
@@ -12,7 +12,7 @@ use crate::report::{
     result_lines, speed, stages_table,
 };
 use crate::run::result::{self, RankFigures};
-use crate::run::{self, Listed, Record};
+use crate::run::{self, Listed, Notes, NotesChange, Record};
 
 /// How fast the median step was; absent before the first step.
 #[derive(Serialize)]
@@ -106,4 +106,20 @@ fn ranks_table(ranks: &[RankFigures]) -> Table {
         table.row(vec![index.to_string(), human_bytes(*peak), format!("{ms:.0} ms{mark}")]);
     }
     table
+}
+
+/// Makes this change, and prints the note and the tags.
+pub fn note(wanted: &str, change: NotesChange, json: bool) -> Result<(), Error> {
+    let found = run::find(wanted)?;
+    let notes = if change.is_empty() { found.notes.clone() } else { Notes::change(&found.folder(), change)? };
+    if json {
+        print_json(&notes);
+        return Ok(());
+    }
+    print(&format!("run      {}", found.state.id));
+    if notes.is_empty() {
+        print("It has no note and no tags.");
+    }
+    notes.lines().iter().for_each(|line| print(line));
+    Ok(())
 }

@@ -9,11 +9,10 @@ use pipe_spec::pipeline::CommandLine;
 use tokio::io::AsyncReadExt;
 
 use super::Ui;
-use super::changes::What;
 use super::door::secret;
+use super::folders::What;
 use super::index::Row;
-use super::page::{NotFound, Page, Parts, run_address};
-use super::request::{Asked, Params, encode};
+use super::page::{Asked, NotFound, Page, Params, Parts, encode, run_address};
 use crate::report::html::markup::escape;
 use crate::report::visible;
 use crate::run;

@@ -4,8 +4,7 @@ use pipe_spec::RunFolder;
 use pipe_spec::text::count;
 
 use super::Ui;
-use super::page::{NotFound, Page, Parts, run_address};
-use super::request::{Params, encode};
+use super::page::{NotFound, Page, Params, Parts, encode, run_address};
 use super::run_page::{controls, view};
 use crate::report::compare::Comparison;
 use crate::report::html;

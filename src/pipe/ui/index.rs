@@ -11,9 +11,8 @@ use pipe_spec::pipeline::WorkKind;
 use pipe_spec::run::{RunResult, StageStatus};
 use pipe_spec::{EventKind, RunFolder, RunState, Status};
 
-use super::changes::{Changes, What};
-use super::folders::{Folders, RunsFolder, key_of};
-use super::progress::Progress;
+use super::folders::{Changes, Folders, RunsFolder, What, key_of};
+use super::opened::Progress;
 use crate::report::bounded;
 use crate::run::{Listed, Notes, result};
 use crate::system::files;

@@ -3,20 +3,15 @@
 //! It reads what lies in run folders, and carries acts out as `pipe` commands of their own. It knows no engines.
 
 mod acts;
-mod changes;
 mod compare;
 mod door;
 mod folders;
 mod index;
-mod log;
 mod machine;
-mod notes;
 mod opened;
 mod page;
 mod predict_page;
 mod predictions;
-mod progress;
-mod request;
 mod run_page;
 mod runs_page;
 mod start;
@@ -38,19 +33,19 @@ use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
+use folders::{Changes, What};
 use futures_util::stream;
+use page::{Params, Upload};
 use pipe_spec::Variables;
 use pipe_spec::bucket::BucketAddress;
 use tempfile::NamedTempFile;
 use tokio::sync::{Semaphore, broadcast};
 
-use self::changes::{Changes, What};
 use self::door::{Door, html};
 use self::folders::Folders;
 use self::index::{Index, Row};
 use self::opened::OpenedRuns;
 use self::page::{NotFound, Parts};
-use self::request::{Params, Upload};
 use crate::error::Error;
 use crate::report::{print, say};
 use crate::system::digests::cache_folder;
@@ -331,7 +326,7 @@ async fn act(State(ui): Shared, form: Bytes) -> Response {
 
 async fn note(State(ui): Shared, form: Bytes) -> Response {
     let params = Params::read(&String::from_utf8_lossy(&form));
-    match notes::begin(&ui, &params) {
+    match run_page::change_notes(&ui, &params) {
         Ok(number) => see_other(&ui, number),
         Err(why) => html(StatusCode::CONFLICT, page::problem(&ui, "Not saved", &why)),
     }

@@ -1,13 +1,14 @@
-//! Runs whose pages are open: their events are read once, and then as they are added.
+//! Runs whose pages are open: their events are read once, and then as they are added, in little memory.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::SystemTime;
 
-use pipe_spec::RunFolder;
-use pipe_spec::event::RecordedEvent;
+use pipe_spec::event::{RecordedEvent, Started, Step};
 use pipe_spec::text::count;
+use pipe_spec::{EventKind, RunFolder};
 
+use crate::report::Pace;
 use crate::run::history::History;
 use crate::run::{Follow, Listed, Record};
 
@@ -56,6 +57,9 @@ impl OpenedRun {
 
     /// Reads what was added.
     fn update(&mut self) {
+        if self.follow.is_of_another_file() {
+            *self = Self::new(self.folder.path());
+        }
         let mut history = std::mem::take(&mut self.record.history);
         self.read_events(&mut history);
         history.complete();
@@ -89,5 +93,67 @@ impl OpenedRun {
                 }
             }
         }
+    }
+}
+
+pub struct Progress {
+    folder: RunFolder,
+    follow: Follow,
+    /// Its evaluations and what a command measured. Of its steps, the last alone.
+    pub history: History,
+    pub started: Option<Started>,
+    pub pace: Pace,
+    /// Bytes, of the present attempt.
+    pub peak: u64,
+}
+
+impl Progress {
+    pub fn new(folder: &RunFolder) -> Self {
+        Self {
+            folder: folder.clone(),
+            follow: Follow::new(folder.events()),
+            history: History::default(),
+            started: None,
+            pace: Pace::default(),
+            peak: 0,
+        }
+    }
+
+    /// Reads what was added.
+    pub fn update(&mut self) {
+        if self.follow.is_of_another_file() {
+            *self = Self::new(&self.folder);
+        }
+        while let Ok(lines) = self.follow.lines() {
+            if lines.is_empty() {
+                return;
+            }
+            lines.iter().filter_map(|line| serde_json::from_str(line).ok()).for_each(|event| self.take(event));
+        }
+    }
+
+    fn take(&mut self, recorded: RecordedEvent) {
+        match &recorded.event.kind {
+            EventKind::Started(started) => {
+                (self.started, self.pace, self.peak) = (Some(started.clone()), Pace::default(), 0);
+            }
+            EventKind::Step(step) => {
+                self.pace.take(recorded.event.ts, step.ms, step.tokens);
+                self.peak = self.peak.max(step.peak);
+                self.history.steps = vec![step.clone()];
+            }
+            EventKind::Eval(_) | EventKind::Metrics(_) | EventKind::Finished(_) => self.history.add(recorded),
+            _ => {}
+        }
+    }
+
+    pub fn last_step(&self) -> Option<u64> {
+        self.history.last_step()
+    }
+
+    /// Seconds until the last step, as far as that can be known.
+    pub fn left(&self, steps: u64) -> Option<f64> {
+        let done: u64 = self.history.steps.last().map(|step: &Step| step.step)?;
+        self.pace.left(steps.saturating_sub(done)).filter(|seconds| seconds.is_finite())
     }
 }

@@ -12,13 +12,11 @@ use pipe_spec::model_folder::CONFIG;
 use pipe_spec::pipeline::{COMPLETION, CONTEXT, CONVERSATION, Data, PROMPT, Task, WorkKind};
 use serde_json::{Map, Value, json};
 
-use super::Ui;
-use super::acts;
 use super::door::secret;
 use super::index::Row;
-use super::page::{NotFound, Page, Parts, run_address};
+use super::page::{NotFound, Page, Parts, Upload, encode, run_address};
 use super::predictions::{self, End, Files, Prediction};
-use super::request::{Upload, encode};
+use super::{Ui, acts};
 use crate::execute::predict::Subject;
 use crate::input::read_config as read_config_file;
 use crate::report::html::markup::{escape, number, plain_setting};

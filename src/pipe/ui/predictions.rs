@@ -12,8 +12,8 @@ use tokio::sync::Notify;
 
 use super::Ui;
 use super::acts::read;
-use super::changes::What;
-use super::request::Asked;
+use super::folders::What;
+use super::page::Asked;
 use crate::report::visible;
 
 /// How long one may take, and how long it may take to end after that.

@@ -5,15 +5,14 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::sync::Arc;
 
+use pipe_spec::Status;
 use pipe_spec::pipeline::{Metric, WorkKind};
-use pipe_spec::text::human_bytes;
-use pipe_spec::{Status, text};
+use pipe_spec::text::{self, human_bytes};
 
 use super::Ui;
 use super::folders::RunsFolder;
 use super::index::{Figures, Row};
-use super::page::{Page, Parts, meter, run_address};
-use super::request::{Params, encode};
+use super::page::{Page, Params, Parts, encode, meter, run_address};
 use crate::report::html::markup::escape;
 use crate::report::{bounded, duration, figure, grouped, span};
 use crate::system::clock::minutes_utc;

@@ -3,11 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::Ui;
-use super::acts;
 use super::door::secret;
-use super::page::{NotFound, Page, Parts};
-use super::request::Params;
+use super::page::{NotFound, Page, Params, Parts};
+use super::{Ui, acts};
 use crate::report::html::markup::escape;
 
 /// How long a check may take.

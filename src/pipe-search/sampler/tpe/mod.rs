@@ -11,8 +11,9 @@ mod mixture;
 
 use mixture::{Candidate, Mixture};
 
-use super::{REDRAWS, Stream, random, was_tried};
+use super::{REDRAWS, Stream, was_tried};
 use crate::axis::{Axis, Point, Space};
+use crate::sampler;
 use crate::trial::{self, Direction, Trial, TrialState};
 
 /// So many trials must have ended, complete or pruned, before anything is learned from them.
@@ -22,7 +23,7 @@ const CANDIDATES: usize = 24;
 pub(super) fn suggest(space: &Space, directions: &[Direction], trials: &[Trial], number: u64, seed: u64) -> Point {
     let learned = trials.iter().filter(|trial| matches!(trial.state, TrialState::Complete | TrialState::Pruned));
     if learned.count() < STARTUP_TRIALS {
-        return random::suggest_spread(space, trials, number, seed, STARTUP_TRIALS);
+        return sampler::suggest_spread(space, trials, number, seed, STARTUP_TRIALS);
     }
     let stream = &mut Stream::new(seed, number);
     let axes: Vec<Axis> = space.parameters.iter().map(|parameter| Axis::new(&parameter.domain)).collect();
@@ -54,7 +55,7 @@ pub(super) fn suggest(space: &Space, directions: &[Direction], trials: &[Trial],
             return point;
         }
     }
-    random::suggest(space, trials, stream)
+    sampler::draw_untried(space, trials, stream)
 }
 
 /// The weights of trials in the order of their numbers: the last 25 count fully, those before them less the older they are.

@@ -1,7 +1,6 @@
 //! DeBERTa-v2 and -v3 (He et al., 2021 and 2023) with a head that predicts labels of a text or a number, as transformers'
 //! `DebertaV2ForSequenceClassification` computes it, or a label for each token, as `DebertaV2ForTokenClassification` does.
 
-mod attention;
 mod layers;
 
 use std::sync::Arc;
@@ -15,8 +14,7 @@ use tch::{Kind, Tensor};
 use super::classification;
 use super::interface::{Encoder, Model};
 use super::layers::LayerNorm;
-use super::pass::{Mode, Pass};
-use super::setup::{Setup, Start, hidden_score};
+use super::pass::{Mode, Pass, Setup, Start, hidden_score};
 use super::weights::{SharedTensor, Weights};
 use crate::data::{Packed, Part, UnpackedRows};
 use crate::error::TrainerError;
@@ -104,7 +102,7 @@ impl Deberta {
                 None => embeddings.shallow_clone(),
             });
             let length = packed.map_or(ids.size2()?.1, Packed::longest);
-            shared.push(attention::rows(relative, length)?.f_to_device(ids.device())?);
+            shared.push(layers::rows(relative, length)?.f_to_device(ids.device())?);
         }
         if let Some(are_tokens) = are_tokens {
             shared.push(hidden_pairs(&are_tokens, pass.compute)?);

@@ -4,8 +4,7 @@ use std::collections::BTreeMap;
 
 use tch::{Kind, Tensor};
 
-use super::Llama;
-use super::layers::{Past, Rows};
+use super::{Llama, Past, Rows};
 use crate::data::{IGNORED, Part};
 use crate::error::TrainerError;
 use crate::model::interface::{Generation, TextGenerator};

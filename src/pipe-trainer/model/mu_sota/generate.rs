@@ -2,8 +2,7 @@
 
 use tch::{Kind, Tensor};
 
-use super::MuSota;
-use super::layers::{Past, Projections};
+use super::{MuSota, Past, Projections};
 use crate::data::Part;
 use crate::error::TrainerError;
 use crate::model::interface::{Generation, TextGenerator};
@@ -60,8 +59,8 @@ mod tests {
 
     use super::*;
     use crate::model::mu_sota::MuSotaConfig;
+    use crate::model::pass::Kinds;
     use crate::model::sampling::choose;
-    use crate::model::setup::Kinds;
     use crate::model::{Mode, Model, Setup, Start};
     use crate::random::{Purpose, Random};
 

@@ -12,8 +12,7 @@ use crate::data::Packed;
 use crate::error::TrainerError;
 use crate::model::attention::{Scores, attend, has_kernel, padding_of};
 use crate::model::layers::{self, Linear, RmsNorm};
-use crate::model::pass::{self, Pass};
-use crate::model::setup::hidden_score;
+use crate::model::pass::{self, Pass, hidden_score};
 use crate::model::weights::{SharedTensor, Weights};
 
 pub struct Stack {

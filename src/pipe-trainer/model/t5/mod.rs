@@ -1,6 +1,5 @@
 //! T5: the encoder-decoder of Raffel et al. (2020), versions 1.0 and 1.1, as transformers computes it.
 
-mod decode;
 mod generate;
 mod layers;
 
@@ -11,8 +10,7 @@ use tch::{Kind, Tensor};
 
 use super::attention::{self, key_mask, row_multiple};
 use super::interface::{Model, TextGenerator};
-use super::pass::{Mode, Pass};
-use super::setup::{Setup, Start};
+use super::pass::{Mode, Pass, Setup, Start};
 use super::weights::{SharedTensor, Weights};
 use crate::data::{IGNORED, Packed, Part};
 use crate::error::TrainerError;

@@ -6,7 +6,7 @@ use pipe_spec::event::{Headline, Scores};
 use tch::{Kind, Tensor};
 
 use super::contrastive::png;
-use super::pass::{Measures, Pass};
+use super::{Measures, Pass};
 use crate::data::{IGNORED, Sample, Source};
 use crate::error::TrainerError;
 use crate::metrics::{self, Confusion, LabelCounts, Reliability};

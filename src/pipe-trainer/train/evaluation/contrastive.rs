@@ -9,7 +9,7 @@ use pipe_spec::evaluation::{EvaluationDetails, RetrievalExample, RetrievedCaptio
 use pipe_spec::event::{Headline, Scores};
 use tch::{Device, Kind, Tensor};
 
-use super::pass::{Measures, Pass};
+use super::{Measures, Pass};
 use crate::data::Source;
 use crate::error::TrainerError;
 use crate::metrics::rounded;

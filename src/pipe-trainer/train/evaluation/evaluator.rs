@@ -11,15 +11,14 @@ use pipe_spec::pipeline::{Every, Metric, Task};
 use pipe_spec::{Phase, TrainerSpec};
 use tch::Kind;
 
-use super::pass::{Measures, Pass};
-use super::token_labels::are_numbers;
-use super::{classification, contrastive, generation, token_labels};
+use super::token_labels::{self, are_numbers};
+use super::{Measures, Pass, classification, contrastive, generation};
 use crate::data::{PartShape, Reader, Sample, SampleOrder, Sources};
 use crate::error::TrainerError;
 use crate::model::{Definition, Mode};
 use crate::ranks::Peers;
-use crate::session::spec::job_folder;
-use crate::storage::files;
+use crate::session::job_folder;
+use crate::storage;
 use crate::tokenizer::Tokens;
 use crate::train::session::Session;
 use crate::train::state::{State, milliseconds};
@@ -148,7 +147,7 @@ pub fn write_details(session: &Session, details: &EvaluationDetails, is_best: bo
     let folder = job_folder(&session.spec);
     let json = serde_json::to_vec(details).expect("details are plain data");
     let write = |path: &Path| {
-        let written = std::fs::create_dir_all(folder.path()).and_then(|()| files::write_whole(path, &json));
+        let written = std::fs::create_dir_all(folder.path()).and_then(|()| storage::write_whole(path, &json));
         if let Err(error) = written {
             session.warn(format!("cannot write {}: {error}", path.display()));
         }

@@ -6,7 +6,7 @@ use pipe_spec::TrainerSpec;
 use pipe_spec::event::{self, EventKind, Headline, Scores};
 use pipe_spec::pipeline::Task;
 
-use super::pass::{Measures, Pass};
+use super::{Measures, Pass};
 use crate::data::Sample;
 use crate::error::TrainerError;
 use crate::metrics::{self, rounded};

@@ -5,7 +5,7 @@ use pipe_spec::event::{Headline, Scores};
 use tch::{Kind, Tensor};
 
 use super::classification::name_of;
-use super::pass::{Measures, Pass};
+use super::{Measures, Pass};
 use crate::data::{Column, IGNORED, Sample};
 use crate::error::TrainerError;
 use crate::metrics::{Confusion, EntityCounts};

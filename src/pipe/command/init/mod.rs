@@ -10,14 +10,17 @@ mod python;
 mod roles;
 mod settings;
 mod survey;
-mod table;
 mod texts;
 
 use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 
+use author::Author;
+use draft::{Answers, Draft};
 use pipe_spec::pipeline::{Arch, COMPLETION, CONVERSATION, CommandLine, Task};
 use pipe_spec::text::{ByteSize, Name};
+use python::Script;
+use survey::Field;
 
 use crate::engine::registry;
 use crate::error::Error;
@@ -25,10 +28,6 @@ use crate::input::load::is_data;
 use crate::report::{print, print_data, say};
 use crate::system::digests::cache_folder;
 use crate::system::files::{write_json, write_whole};
-use author::Author;
-use draft::{Answers, Draft};
-use python::Script;
-use survey::Field;
 
 pub use author::Dialog;
 

@@ -4,8 +4,7 @@ use pipe_data::Layout;
 use pipe_spec::pipeline::{Arch, CHOSEN, COMPLETION, CONTEXT, CONVERSATION, IGNORED_COLUMNS, PROMPT, REJECTED, Task};
 
 use super::column::{Column, ColumnKind, name_rank};
-use super::survey::{Field, Survey};
-use super::table;
+use super::survey::{self, Field, Survey};
 
 /// The first of the usual names of a label leave no doubt, even beside a question and an answer.
 const SURE_LABELS: usize = 3;
@@ -41,7 +40,7 @@ fn task_of_roles(survey: &Survey, given: &[Field]) -> Result<Task, String> {
         () if has("image") && !has("text") => task_of_pictures(survey),
         () if has("image") => Task::Contrastive,
         () if has("time") => Task::TimeSeries,
-        () if has(IGNORED_COLUMNS) || (has("label") && !has("text") && table::is_table(survey)) => Task::Table,
+        () if has(IGNORED_COLUMNS) || (has("label") && !has("text") && survey::is_table(survey)) => Task::Table,
         () if has("text_pair") || (has("text") && has("label")) || needs(Task::Classification) => Task::Classification,
         () if has("label") && !has("text") => Task::TimeSeries,
         () if has("text") && !has("label") => Task::Language,
@@ -65,7 +64,7 @@ fn task_of_columns(survey: &Survey) -> Result<Task, String> {
         () if columns(ColumnKind::Messages) > 0 => Ok(Task::Seq2Seq),
         () if columns(ColumnKind::Picture) > 0 => Ok(task_of_pictures(survey)),
         () if named_pair(survey).is_some() => Ok(Task::Seq2Seq),
-        () if table::is_table(survey) => Ok(Task::Table),
+        () if survey::is_table(survey) => Ok(Task::Table),
         () if are_numbers => Ok(Task::TimeSeries),
         () if is_pair && label.is_none_or(|rank| rank >= SURE_LABELS) => Ok(Task::Seq2Seq),
         () if texts > 0 && label.is_some() => Ok(Task::Classification),
@@ -169,7 +168,7 @@ impl<'a> Choice<'a> {
             Task::Language => self.language(),
             Task::TokenLabels => self.token_labels(),
             Task::Table => {
-                self.fields = table::fields(self.survey, &self.fields)?;
+                self.fields = survey::fields(self.survey, &self.fields)?;
                 Ok(())
             }
             Task::PictureClasses => self.picture_classes(),

@@ -10,12 +10,11 @@ use k8s_openapi::api::core::v1::Pod;
 use pipe_spec::run::JobFolder;
 use tokio::task::JoinHandle;
 
-use super::client::{Cluster, Failure};
+use super::client::{Cluster, Failure, PodWatch, View};
 use super::download::{self, Progress};
 use super::plan::Plan;
 use super::state::{self, Seen, Stage};
 use super::upload::{self, NotCarried, Together};
-use super::watch::{PodWatch, View};
 use super::{NAME, pod};
 use crate::engine::{
     Closed, Ending, JobHandle, JobProgram, Launch, Line, LineSender, OUTPUT_INTERVAL, Output, Source, first_process,

@@ -5,7 +5,6 @@ mod client;
 mod doctor;
 mod download;
 mod frames;
-mod image;
 mod job;
 mod nodes;
 mod plan;
@@ -13,7 +12,6 @@ mod pod;
 mod section;
 mod state;
 mod upload;
-mod watch;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -345,7 +343,7 @@ impl Engine for KubernetesEngine {
             return Err(self.refused(said, "give their number: --set container.gpus=1"));
         }
         // A pod that the cluster would refuse is refused here too, and nothing is made.
-        let image = image::name(&self.settings, container.image.as_ref()).await?;
+        let image = section::name(&self.settings, container.image.as_ref()).await?;
         let launch = self.with_cards(&Launch { image: Some(image), ..Launch::example(container, self.nodes()) });
         let plan = Plan::new(&launch, &self.settings);
         match self.cluster.create_pod(&pod::pod(&launch, &plan, &self.settings)?, true).await {
@@ -371,7 +369,7 @@ impl Engine for KubernetesEngine {
     }
 
     async fn program(&self, image: Option<&Image>) -> Result<Program, Error> {
-        Ok(self.program_in(image::name(&self.settings, image).await?))
+        Ok(self.program_in(section::name(&self.settings, image).await?))
     }
 
     fn preparation(&self) -> &'static str {
@@ -393,7 +391,7 @@ impl Engine for KubernetesEngine {
         if let Some(name) = first.and_then(|first| first.image.clone()) {
             return Ok(self.program_in(name));
         }
-        let name = image::prepare(&self.settings, self.images, image, progress).await?;
+        let name = section::prepare(&self.settings, self.images, image, progress).await?;
         Ok(self.program_in(name))
     }
 

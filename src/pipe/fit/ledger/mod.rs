@@ -2,7 +2,6 @@
 //!
 //! A job as the ledger knows it: what decides how much a batch holds, whoever computes it.
 
-mod advice;
 mod session;
 mod store;
 
@@ -16,7 +15,7 @@ use regex::Regex;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-pub use advice::Advice;
+pub use session::Advice;
 pub use session::{LedgerSession, advise, capacity, known_largest};
 pub use store::Ledger;
 

@@ -6,12 +6,11 @@
 
 mod entry;
 mod output;
-mod prepared_inputs;
 mod source;
 
 pub use entry::{entries, is_used, remove_entry};
 pub use pipe_data::{ColumnSelection, Format, check, full_ending};
-pub use prepared_inputs::{PreparedInputs, needs_preparation, prepare_inputs};
+pub use source::{PreparedInputs, needs_preparation, prepare_inputs};
 
 #[cfg(test)]
 mod tests {

@@ -10,7 +10,6 @@ pub mod curve;
 pub mod examples;
 pub mod figures;
 pub mod markup;
-pub mod memory;
 pub mod run;
 pub mod stages;
 mod study;
@@ -84,7 +83,7 @@ fn one(run: &Record, variables: &Variables) -> String {
         figures::section(run, &View::default()),
         run.state.as_ref().map_or(String::new(), run::attempts),
         run::ranks(run),
-        memory::section(run, variables),
+        figures::memory_section(run, variables),
         run::machine(run),
         run::warnings(run),
         run::files(run),
