@@ -11,8 +11,13 @@ use super::Answer;
 
 const SIGKILL: i32 = 9;
 
-/// The longest that anything is waited for.
+/// The longest that anything is waited for. Thorough tests train longer, beside others that compute.
 const LIMIT: Duration = Duration::from_secs(120);
+const THOROUGH_LIMIT: Duration = Duration::from_secs(600);
+
+fn limit() -> Duration {
+    if super::suite::is_set("PIPE_TEST_ALL") { THOROUGH_LIMIT } else { LIMIT }
+}
 
 /// How long a program may take to stop its job after a test has failed.
 const STOP_LIMIT: Duration = Duration::from_secs(20);
@@ -68,7 +73,7 @@ impl Running {
             if said.contains(text) {
                 return;
             }
-            assert!(!is_over && began.elapsed() < LIMIT, "{} has not said {text:?}, but\n{said}", self.command);
+            assert!(!is_over && began.elapsed() < limit(), "{} has not said {text:?}, but\n{said}", self.command);
             std::thread::sleep(Duration::from_millis(2));
         }
     }
@@ -102,14 +107,14 @@ impl Running {
         self.child.id()
     }
 
-    /// Waits for its end, two minutes at most.
+    /// Waits for its end, `limit` at most.
     pub fn end(mut self) -> Answer {
         let began = Instant::now();
         loop {
             if let Some(status) = self.child.try_wait().unwrap() {
                 return self.answer(status);
             }
-            if began.elapsed() > LIMIT {
+            if began.elapsed() > limit() {
                 self.child.kill().ok();
                 let status = self.child.wait().unwrap();
                 panic!("it did not end by itself\n{}", self.answer(status));

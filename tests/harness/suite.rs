@@ -381,7 +381,7 @@ impl Suite {
     }
 }
 
-fn is_set(variable: &str) -> bool {
+pub fn is_set(variable: &str) -> bool {
     std::env::var(variable).is_ok_and(|value| value == "1")
 }
 
