@@ -15,6 +15,9 @@ pub struct Variables {
     unreadable: BTreeSet<String>,
 }
 
+/// Names of variables, with commas between them, that the `.env` file of the process had which passes them on.
+pub const FROM_FILE_VARIABLE: &str = "PIPE_VARIABLES_OF_ENV_FILE";
+
 impl Variables {
     /// The process environment over the lines of a `.env` file: what is set by hand wins.
     pub fn new(env_file: Option<&str>, environment: impl Iterator<Item = (String, String)>) -> Self {
@@ -32,7 +35,17 @@ impl Variables {
     pub fn of_process(env_file: Option<&str>) -> Self {
         let mut variables = Self::new(env_file, std::iter::empty());
         env::vars_os().for_each(|(name, value)| variables.take_os(name, value));
+        let passed_on = variables.known.get(FROM_FILE_VARIABLE).cloned().unwrap_or_default();
+        let passed_on = passed_on.split(',').filter(|name| variables.known.contains_key(*name)).map(str::to_owned);
+        variables.from_file.extend(passed_on.collect::<Vec<_>>());
         variables
+    }
+
+    /// Those that the `.env` file alone has set.
+    pub fn of_file(&self) -> Self {
+        let is_of_file = |(name, _): &(&String, &String)| self.from_file.contains(*name);
+        let known = self.known.iter().filter(is_of_file).map(|(name, value)| (name.clone(), value.clone())).collect();
+        Self { known, from_file: self.from_file.clone(), unreadable: BTreeSet::new() }
     }
 
     fn take_os(&mut self, name: OsString, value: OsString) {

@@ -126,8 +126,8 @@ errors! {
         ["the data cache {path} cannot be used: {source}", path = path.display()]
         hint ["choose a folder with PIPE_CACHE"];
     NoCache => Unexpected,
-        ["there is no folder for prepared data: neither PIPE_CACHE, XDG_CACHE_HOME nor HOME is set, or that folder is open to \
-          others, who could exchange what is in it"]
+        ["there is no folder for prepared data: none of PIPE_CACHE, XDG_CACHE_HOME and HOME is set, or others could \
+          exchange what is in that folder"]
         hint ["choose a folder of your own with PIPE_CACHE"];
 
     ListensOpenly { address: String, port: u16 } => Usage,

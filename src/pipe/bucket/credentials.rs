@@ -39,6 +39,10 @@ fn set<'a>(known: &'a Variables, names: &[&str]) -> Option<&'a str> {
     names.iter().find_map(|name| known.get(name).map(str::trim).filter(|value| !value.is_empty()))
 }
 
+fn is_on(known: &Variables, name: &str) -> bool {
+    set(known, &[name]).is_some_and(|value| matches!(value, "1" | "true"))
+}
+
 /// The variable of these that is used where the `.env` file of the working directory alone has set it. That file may be somebody
 /// else's: what it chooses as an address gets keys of that file, and none of the user's own.
 fn foreign<'n>(known: &Variables, names: &[&'n str]) -> Option<&'n str> {
@@ -57,7 +61,7 @@ fn not_sent(name: &str, keys: &str) -> String {
 /// Variables whose value is sent as a key, or that name a file or an address from which one is read.
 fn refuse_from_file(known: &Variables, names: &[&str]) -> Result<(), String> {
     match names.iter().find(|name| foreign(known, &[name]).is_some()) {
-        Some(name) => Err(format!("{name} is set in .env, from where it is not read: set it in the environment")),
+        Some(name) => Err(format!("{name} may not be set in .env: set it in the environment")),
         None => Ok(()),
     }
 }
@@ -93,9 +97,9 @@ fn s3(address: &BucketAddress, known: &Variables, retry: RetryConfig) -> Result<
     const CONTAINER_TOKEN: &str = "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE";
     let profile = Profile::read(known)?;
     let region = set(known, &["AWS_REGION", "AWS_DEFAULT_REGION"]).or_else(|| profile.get("region"));
-    check_label("AWS_REGION", region.unwrap_or_default())?;
     let endpoint = set(known, &ENDPOINTS).or_else(|| profile.get("endpoint_url"));
     let foreign_endpoint = foreign(known, &ENDPOINTS);
+    let keys = if foreign_endpoint.is_some() { known.of_file() } else { known.clone() };
     let mut builder = AmazonS3Builder::new()
         .with_bucket_name(&address.bucket)
         .with_region(region.unwrap_or("us-east-1"))
@@ -107,14 +111,11 @@ fn s3(address: &BucketAddress, known: &Variables, retry: RetryConfig) -> Result<
         let token = token.map(str::to_owned);
         Some((id?.to_owned(), secret?.to_owned(), token))
     };
-    let (id, secret) = (set(known, &["AWS_ACCESS_KEY_ID"]), set(known, &["AWS_SECRET_ACCESS_KEY"]));
+    let (id, secret) = (set(&keys, &["AWS_ACCESS_KEY_ID"]), set(&keys, &["AWS_SECRET_ACCESS_KEY"]));
     if id.is_some() != secret.is_some() {
         return Err("of AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY one is set and the other is not".to_owned());
     }
-    let are_of_file = ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"].iter().all(|name| known.is_from_file(name));
-    let token = set(known, &["AWS_SESSION_TOKEN"]);
-    let token = token.filter(|_| foreign_endpoint.is_none() || known.is_from_file("AWS_SESSION_TOKEN"));
-    let given = pair(id, secret, token);
+    let given = pair(id, secret, set(&keys, &["AWS_SESSION_TOKEN"]));
     let stored = || {
         let [id, secret, token] = ["aws_access_key_id", "aws_secret_access_key", "aws_session_token"];
         pair(profile.get(id), profile.get(secret), profile.get(token))
@@ -127,16 +128,22 @@ fn s3(address: &BucketAddress, known: &Variables, retry: RetryConfig) -> Result<
         (Key::ContainerCredentialsFullUri, "AWS_CONTAINER_CREDENTIALS_FULL_URI"),
         (Key::ContainerAuthorizationTokenFile, CONTAINER_TOKEN),
     ];
-    refuse_from_file(known, &of_machine.map(|(_, name)| name))?;
     let lent: Vec<_> = of_machine.into_iter().filter_map(|(key, name)| Some((key, set(known, &[name])?))).collect();
-    if set(known, &["AWS_SKIP_SIGNATURE"]).is_some_and(|value| matches!(value, "1" | "true")) {
+    // Part of the names of Amazon's hosts.
+    let has_label = || check_label("the region (AWS_REGION)", region.unwrap_or_default());
+    if endpoint.is_none() {
+        has_label()?;
+    }
+    if is_on(known, "AWS_SKIP_SIGNATURE") {
         builder = builder.with_skip_signature(true);
-    } else if let Some(name) = foreign_endpoint.filter(|_| !are_of_file) {
+    } else if let (Some(name), None) = (foreign_endpoint, &given) {
         return Err(not_sent(name, "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"));
     } else if let Some((id, secret, token)) = given.or_else(stored) {
         builder = builder.with_access_key_id(id).with_secret_access_key(secret);
         builder = token.into_iter().fold(builder, AmazonS3Builder::with_token);
     } else if !lent.is_empty() {
+        refuse_from_file(known, &of_machine.map(|(_, name)| name))?;
+        has_label()?;
         set(known, &[CONTAINER_TOKEN]).map_or(Ok(()), |path| check_token_file(CONTAINER_TOKEN, path))?;
         builder = lent.into_iter().fold(builder, |builder, (key, value)| builder.with_config(key, value));
     } else if let Some(way) = profile.other_way() {
@@ -174,7 +181,7 @@ fn gs(address: &BucketAddress, known: &Variables, retry: RetryConfig) -> Result<
     if let Some(endpoint) = emulator {
         let endpoint = if endpoint.contains("://") { endpoint.to_owned() } else { format!("http://{endpoint}") };
         builder = builder.with_base_url(&endpoint).with_skip_signature(true);
-    } else if set(known, &["GOOGLE_SKIP_SIGNATURE"]).is_some_and(|value| matches!(value, "1" | "true")) {
+    } else if is_on(known, "GOOGLE_SKIP_SIGNATURE") {
         builder = builder.with_skip_signature(true);
     } else if let Some(key) = inline {
         builder = builder.with_service_account_key(key);
@@ -196,21 +203,17 @@ fn gs(address: &BucketAddress, known: &Variables, retry: RetryConfig) -> Result<
     builder.build().map(store).map_err(|_| unusable("the file that GOOGLE_APPLICATION_CREDENTIALS names"))
 }
 
-/// Variables that hold a key of Azure.
-const AZURE_KEYS: [&str; 8] = [
-    "AZURE_STORAGE_ACCOUNT_KEY",
-    "AZURE_STORAGE_ACCESS_KEY",
-    "AZURE_STORAGE_KEY",
-    "AZURE_STORAGE_SAS_TOKEN",
-    "AZURE_STORAGE_SAS_KEY",
-    "AZURE_STORAGE_CLIENT_SECRET",
-    "AZURE_CLIENT_SECRET",
-    "AZURE_FEDERATED_TOKEN_FILE",
-];
-
 fn az(address: &BucketAddress, known: &Variables, retry: RetryConfig) -> Result<Store, String> {
     use AzureConfigKey as Key;
-    let connection = set(known, &["AZURE_STORAGE_CONNECTION_STRING"]).unwrap_or_default();
+    const CONNECTION: &str = "AZURE_STORAGE_CONNECTION_STRING";
+    const ENDPOINT: &str = "AZURE_STORAGE_ENDPOINT";
+    let in_connection = |connection: &str| connection.split(';').any(|part| part.starts_with("BlobEndpoint="));
+    let chosen_by = if set(known, &[CONNECTION]).is_some_and(in_connection) { CONNECTION } else { ENDPOINT };
+    let foreign_endpoint = foreign(known, &[chosen_by]);
+    refuse_from_file(known, &["AZURE_FEDERATED_TOKEN_FILE"])?;
+    let of_file = foreign_endpoint.map(|_| known.of_file());
+    let known = of_file.as_ref().unwrap_or(known);
+    let connection = set(known, &[CONNECTION]).unwrap_or_default();
     let part = |name: &str| {
         connection.split(';').find_map(|part| part.split_once('=').filter(|(key, _)| *key == name).map(|found| found.1))
     };
@@ -229,28 +232,17 @@ fn az(address: &BucketAddress, known: &Variables, retry: RetryConfig) -> Result<
             Key::SasKey,
             part("SharedAccessSignature").or_else(|| set(known, &["AZURE_STORAGE_SAS_TOKEN", "AZURE_STORAGE_SAS_KEY"])),
         ),
-        (Key::Endpoint, part("BlobEndpoint").or_else(|| set(known, &["AZURE_STORAGE_ENDPOINT"]))),
+        (Key::Endpoint, part("BlobEndpoint").or_else(|| set(known, &[ENDPOINT]))),
         (Key::ClientId, set(known, &["AZURE_STORAGE_CLIENT_ID", "AZURE_CLIENT_ID"])),
         (Key::ClientSecret, set(known, &["AZURE_STORAGE_CLIENT_SECRET", "AZURE_CLIENT_SECRET"])),
         (Key::AuthorityId, set(known, &["AZURE_STORAGE_TENANT_ID", "AZURE_TENANT_ID"])),
         (Key::FederatedTokenFile, set(known, &["AZURE_FEDERATED_TOKEN_FILE"])),
-        (Key::SkipSignature, set(known, &["AZURE_SKIP_SIGNATURE"])),
+        (Key::SkipSignature, is_on(known, "AZURE_SKIP_SIGNATURE").then_some("true")),
     ];
-    refuse_from_file(known, &["AZURE_FEDERATED_TOKEN_FILE"])?;
     for (key, name) in [(Key::AccountName, "AZURE_STORAGE_ACCOUNT"), (Key::AuthorityId, "AZURE_TENANT_ID")] {
         let value = settings.iter().find(|(name, _)| *name == key).and_then(|(_, value)| *value);
         // A tenant may be named by its domain.
         check_label(name, &value.unwrap_or_default().replace('.', "-"))?;
-    }
-    let chosen_by = match part("BlobEndpoint") {
-        Some(_) => "AZURE_STORAGE_CONNECTION_STRING",
-        None => "AZURE_STORAGE_ENDPOINT",
-    };
-    if let Some(name) = foreign(known, &[chosen_by]) {
-        let own = AZURE_KEYS.iter().any(|key| set(known, &[key]).is_some() && !known.is_from_file(key));
-        if own {
-            return Err(not_sent(name, "AZURE_STORAGE_KEY or AZURE_STORAGE_SAS_TOKEN"));
-        }
     }
     let has = |key: Key| settings.iter().any(|(name, value)| *name == key && value.is_some());
     if !has(Key::AccountName) && !has(Key::Endpoint) {
@@ -258,6 +250,9 @@ fn az(address: &BucketAddress, known: &Variables, retry: RetryConfig) -> Result<
             .to_owned());
     }
     let ways = [Key::AccessKey, Key::SasKey, Key::ClientSecret, Key::FederatedTokenFile, Key::SkipSignature];
+    if let Some(name) = foreign_endpoint.filter(|_| !ways.into_iter().any(has)) {
+        return Err(not_sent(name, "AZURE_STORAGE_KEY or AZURE_STORAGE_SAS_TOKEN"));
+    }
     if !ways.into_iter().any(has) && !is_machine_of("Microsoft") {
         return Err("there are no keys for Azure Blob Storage: set AZURE_STORAGE_KEY, AZURE_STORAGE_SAS_TOKEN or \
                     AZURE_STORAGE_CONNECTION_STRING"
@@ -399,16 +394,30 @@ mod tests {
         let keys = [("AWS_ACCESS_KEY_ID", "s3cret"), ("AWS_SECRET_ACCESS_KEY", "s3cret")];
         let own = "AWS_ACCESS_KEY_ID=a\nAWS_SECRET_ACCESS_KEY=b\n";
         let account = [("AZURE_STORAGE_ACCOUNT", "a"), ("AZURE_STORAGE_SAS_TOKEN", "sig=s3cret")];
-        let cases: [(&str, String, Pairs<'_>, Option<&str>); 13] = [
+        let stored = tempfile::tempdir().unwrap();
+        std::fs::create_dir(stored.path().join(".aws")).unwrap();
+        let text = "[default]\naws_access_key_id=s3cret\naws_secret_access_key=s3cret\n";
+        std::fs::write(stored.path().join(".aws/credentials"), text).unwrap();
+        let home = [("HOME", stored.path().to_str().unwrap())];
+        let in_string = [("AZURE_STORAGE_CONNECTION_STRING", "AccountName=a;AccountKey=s3cret")];
+        let empty = "AWS_ENDPOINT_URL=http://evil\nAWS_ACCESS_KEY_ID=\nAWS_SECRET_ACCESS_KEY=\n";
+        let azurite = "AZURE_STORAGE_CONNECTION_STRING=AccountName=a;AccountKey=Yg==;BlobEndpoint=http://own";
+        let not_own = Some("AZURE_STORAGE_ENDPOINT is set in");
+        let cases: [(&str, String, Pairs<'_>, Option<&str>); 18] = [
+            ("s3://data", empty.into(), &home, Some("AWS_ENDPOINT_URL is set in .env")),
+            ("s3://data", format!("AWS_ROLE_ARN=arn:x\n{own}"), &[], None),
+            ("az://box", "AZURE_STORAGE_ENDPOINT=http://evil\nAZURE_STORAGE_ACCOUNT=a".into(), &in_string, not_own),
+            ("az://box", "AZURE_STORAGE_ENDPOINT=http://evil\nAZURE_SKIP_SIGNATURE=0".into(), &[], not_own),
+            ("az://box", azurite.into(), &[("AZURE_CLIENT_SECRET", "s3cret")], None),
             ("s3://data", "AWS_ENDPOINT_URL=http://evil".into(), &keys, Some("AWS_ENDPOINT_URL is set in .env")),
             ("s3://data", "AWS_ENDPOINT_URL_S3=http://evil".into(), &keys, Some("AWS_ENDPOINT_URL_S3 is set in .env")),
             ("s3://data", format!("AWS_ENDPOINT_URL=http://own\n{own}"), &[], None),
             ("s3://data", "AWS_ENDPOINT_URL=http://own\nAWS_SKIP_SIGNATURE=true".into(), &keys, None),
             ("s3://data", own.into(), &[("AWS_ENDPOINT_URL", "http://own")], None),
-            ("s3://data", "AWS_REGION=evil.example/x?".into(), &keys, Some("AWS_REGION has other characters")),
-            ("s3://data", "AWS_WEB_IDENTITY_TOKEN_FILE=/etc/passwd".into(), &[], Some("is not read: set it in the")),
-            ("s3://data", "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE=/x".into(), &[], Some("is not read: set it in the")),
-            ("s3://data", "AWS_CONFIG_FILE=./evil".into(), &keys, Some("AWS_CONFIG_FILE is set in .env")),
+            ("s3://data", "AWS_REGION=evil.example/x?".into(), &keys, Some("(AWS_REGION) has other characters")),
+            ("s3://data", "AWS_WEB_IDENTITY_TOKEN_FILE=/etc/passwd".into(), &[], Some("may not be set in .env")),
+            ("s3://data", "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE=/x".into(), &[], Some("may not be set in .env")),
+            ("s3://data", "AWS_CONFIG_FILE=./evil".into(), &keys, Some("AWS_CONFIG_FILE may not be set in .env")),
             (
                 "az://box",
                 "AZURE_STORAGE_ENDPOINT=http://evil".into(),

@@ -59,8 +59,9 @@ fn start<T: Send + 'static>(
 
 /// The answer to a request. None comes where the crate panics, as it does for a key that no header can hold.
 fn answer<T>(receive: &Receiver<object_store::Result<T>>) -> object_store::Result<T> {
-    let source = "the request could not be made; are its keys and tokens complete, each on one line?".into();
-    receive.recv().unwrap_or(Err(object_store::Error::Generic { store: "bucket", source }))
+    let reason = "the request could not be made; are its keys and tokens complete, each on one line?".to_owned();
+    let error = object_store::Error::Generic { store: "bucket", source: Box::new(NoAnswer(reason)) };
+    receive.recv().unwrap_or(Err(error))
 }
 
 fn wait<T: Send + 'static>(

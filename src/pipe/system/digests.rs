@@ -6,9 +6,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
-use std::fs::{DirBuilder, File, Metadata};
+use std::fs::{DirBuilder, File, Metadata, Permissions};
 use std::io::Read;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -254,20 +254,33 @@ pub fn cache_folder() -> Option<PathBuf> {
 const STICKY: u32 = 0o1000;
 
 /// The part of a cache that can be trusted: `pipe` executes and believes what lies there. In a folder that others can write to, or that
-/// is another user's, it is a subfolder that belongs to this user alone; nothing where others could rename that.
+/// is another user's, it is a subfolder that belongs to this user alone; nothing where anybody could exchange that.
 fn own_folder(folder: PathBuf) -> Option<PathBuf> {
-    let Ok(found) = std::fs::metadata(&folder) else { return Some(folder) };
+    let make = |path: &Path| DirBuilder::new().recursive(true).mode(0o700).create(path);
     let (user, group) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+    let Ok(found) = std::fs::metadata(&folder).or_else(|_| make(&folder).and_then(|()| std::fs::metadata(&folder)))
+    else {
+        return Some(folder);
+    };
     let is_open = found.mode() & 0o002 != 0;
-    let is_shared = is_open || (found.mode() & 0o020 != 0 && found.gid() != group);
+    // Many systems give each user a group of that number and nobody else in it.
+    let is_private_group = found.gid() == group && group == user;
+    let is_shared = is_open || (found.mode() & 0o020 != 0 && !is_private_group);
     if !is_shared && [user, 0].contains(&found.uid()) {
         return Some(folder);
     }
+    if is_open && found.mode() & STICKY == 0 {
+        // Its owner alone can keep others from renaming what is in it. Some file systems have no permissions: nothing is kept from anybody.
+        let mode = found.mode() & 0o7777 | STICKY;
+        std::fs::set_permissions(&folder, Permissions::from_mode(mode)).ok().filter(|()| found.uid() == user)?;
+    }
     let own = folder.join(format!("user-{user}"));
-    DirBuilder::new().mode(0o700).create(&own).ok();
-    let made = own.symlink_metadata().ok()?;
-    let is_own = made.is_dir() && made.uid() == user && made.mode() & 0o077 == 0;
-    (is_own && (!is_open || found.mode() & STICKY != 0)).then_some(own)
+    make(&own).ok();
+    let made = own.symlink_metadata().ok().filter(|made| made.is_dir() && made.uid() == user)?;
+    if made.mode() & 0o077 != 0 {
+        std::fs::set_permissions(&own, Permissions::from_mode(0o700)).ok()?;
+    }
+    Some(own)
 }
 
 /// The weights that a folder or repository has.
@@ -382,9 +395,6 @@ mod tests {
 
 #[cfg(test)]
 mod shared_cache_tests {
-    use std::fs::Permissions;
-    use std::os::unix::fs::PermissionsExt;
-
     use super::*;
 
     #[test]
@@ -398,14 +408,20 @@ mod shared_cache_tests {
         assert_eq!(of_mode(0o755), Some(folder.clone()));
         assert_eq!(of_mode(0o1777), Some(own.clone()));
         assert_eq!(own.metadata().unwrap().mode() & 0o777, 0o700);
-        assert_eq!(of_mode(0o777), None, "others could rename it");
-        // Somebody else made it first, as a link or for all.
+        // Its owner keeps others from renaming what is in it.
+        assert_eq!(of_mode(0o777), Some(own.clone()));
+        assert_eq!(folder.metadata().unwrap().mode() & 0o7777, 0o1777);
+        // An own folder that was opened is closed again; one that somebody else has put there is not used.
         std::fs::set_permissions(&own, Permissions::from_mode(0o777)).unwrap();
-        assert_eq!(of_mode(0o1777), None);
+        assert_eq!(of_mode(0o1777), Some(own.clone()));
+        assert_eq!(own.metadata().unwrap().mode() & 0o777, 0o700);
         std::fs::remove_dir(&own).unwrap();
         std::os::unix::fs::symlink("/tmp", &own).unwrap();
         assert_eq!(of_mode(0o1777), None);
-        assert_eq!(own_folder(folder.join("none")), Some(folder.join("none")));
+        // One that is not there yet is made for this user alone, whatever the umask.
+        let missing = folder.join("missing/cache");
+        assert_eq!(own_folder(missing.clone()), Some(missing.clone()));
+        assert_eq!(missing.metadata().unwrap().mode() & 0o777, 0o700);
         std::fs::remove_dir_all(folder).unwrap();
     }
 }

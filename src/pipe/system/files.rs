@@ -188,7 +188,8 @@ fn strange_holder(locks: &str, inode: u64, owner: u32, uid_of: impl Fn(u32) -> O
         let words: Vec<&str> = line.split_whitespace().collect();
         let [_, "FLOCK", _, _, pid, locked, ..] = words[..] else { return None };
         let pid = locked.ends_with(&inode).then(|| pid.parse::<u32>().ok()).flatten()?;
-        Some((pid, uid_of(pid)?))
+        // A process that cannot be seen may be the owner's.
+        Some((pid, uid_of(pid).unwrap_or(owner)))
     };
     let holders: Vec<(u32, u32)> = locks.lines().filter_map(holder).collect();
     let is_strange = holders.iter().all(|(_, uid)| *uid != owner && *uid != 0);
@@ -316,6 +317,7 @@ mod lock_tests {
             (vec![theirs, root], None),
             (vec!["4: POSIX ADVISORY WRITE 20 08:01:77 0 EOF"], None),
             (vec!["5: FLOCK ADVISORY WRITE 20 08:01:177 0 EOF"], None),
+            (vec![theirs, "6: FLOCK ADVISORY WRITE 40 08:01:77 0 EOF"], None),
             (vec![], None),
         ] {
             assert_eq!(strange_holder(&lines.join("\n"), 77, 1000, uid_of), want, "{lines:?}");

@@ -227,7 +227,21 @@ impl Address {
         let path = path.split(['?', '#']).next().unwrap_or_default().trim_end_matches('/');
         // Where a file of the folder chooses the server, that gets a token of that file, and none of the user's own.
         let is_foreign = pipe_spec::variables::names(written).any(|name| variables.is_from_file(name));
-        let authorization = user.map(from_address).or_else(|| from_variables(variables, is_foreign));
+        let authorization = match (user.map(from_address), is_foreign) {
+            (Some(given), _) => Some(given),
+            (None, false) => from_variables(variables),
+            (None, true) => {
+                let of_file = from_variables(&variables.of_file());
+                if of_file.is_none() && from_variables(variables).is_some() {
+                    return Err(
+                        "its address is set in .env, which may be somebody else's, so that MLFLOW_TRACKING_TOKEN \
+                                and the like of the environment are not sent there: set both in the environment"
+                            .to_owned(),
+                    );
+                }
+                of_file
+            }
+        };
         Ok(Self { base: format!("{scheme}://{host}{path}"), authorization })
     }
 }
@@ -238,10 +252,8 @@ fn from_address(user: &str) -> String {
     basic(&decoded(user), &decoded(password))
 }
 
-fn from_variables(variables: &Variables, is_foreign: bool) -> Option<String> {
-    let get = |name: &str| {
-        variables.get(name).filter(|value| !value.is_empty() && (!is_foreign || variables.is_from_file(name)))
-    };
+fn from_variables(variables: &Variables) -> Option<String> {
+    let get = |name: &str| variables.get(name).filter(|value| !value.is_empty());
     let named = get("MLFLOW_TRACKING_USERNAME").zip(get("MLFLOW_TRACKING_PASSWORD"));
     let token = || get("MLFLOW_TRACKING_TOKEN").map(|token| format!("Bearer {token}"));
     named.map(|(user, password)| basic(user, password)).or_else(token)
@@ -261,13 +273,13 @@ mod parameters_tests {
     #[test]
     fn a_server_that_a_file_of_the_folder_names_gets_no_token_of_the_user() {
         let token = || [("MLFLOW_TRACKING_TOKEN".to_owned(), "mine".to_owned())].into_iter();
-        let of =
-            |variables: &Variables| Address::read("${URI}", variables).ok().and_then(|address| address.authorization);
-        assert_eq!(of(&Variables::new(Some("URI=http://evil"), token())), None);
+        let of = |variables: &Variables| Address::read("${URI}", variables).map(|address| address.authorization);
+        assert!(of(&Variables::new(Some("URI=http://evil"), token())).unwrap_err().contains("is set in .env"));
+        assert_eq!(of(&Variables::new(Some("URI=http://own"), [].into_iter())), Ok(None));
         let both = Variables::new(Some("URI=http://own\nMLFLOW_TRACKING_TOKEN=its"), [].into_iter());
-        assert_eq!(of(&both).as_deref(), Some("Bearer its"));
+        assert_eq!(of(&both), Ok(Some("Bearer its".to_owned())));
         let uri = [("URI".to_owned(), "http://own".to_owned())].into_iter();
-        assert_eq!(of(&Variables::new(None, uri.chain(token()))).as_deref(), Some("Bearer mine"));
+        assert_eq!(of(&Variables::new(None, uri.chain(token()))), Ok(Some("Bearer mine".to_owned())));
     }
 
     #[test]
