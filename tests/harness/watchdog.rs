@@ -45,7 +45,8 @@ fn note_time(name: &str, time: Duration) {
 }
 
 fn look() {
-    let limit = if super::suite::is_set("PIPE_TEST_ALL") { THOROUGH_LIMIT } else { LIMIT };
+    let is_thorough = std::env::var("PIPE_TEST_ALL").is_ok_and(|value| value == "1");
+    let limit = if is_thorough { THOROUGH_LIMIT } else { LIMIT };
     loop {
         std::thread::sleep(Duration::from_secs(5));
         let running = RUNNING.lock().unwrap();
