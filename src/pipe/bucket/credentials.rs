@@ -211,6 +211,8 @@ fn az(address: &BucketAddress, known: &Variables, retry: RetryConfig) -> Result<
     let chosen_by = if set(known, &[CONNECTION]).is_some_and(in_connection) { CONNECTION } else { ENDPOINT };
     let foreign_endpoint = foreign(known, &[chosen_by]);
     refuse_from_file(known, &["AZURE_FEDERATED_TOKEN_FILE"])?;
+    // It is no secret.
+    let account = set(known, &["AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ACCOUNT"]);
     let of_file = foreign_endpoint.map(|_| known.of_file());
     let known = of_file.as_ref().unwrap_or(known);
     let connection = set(known, &[CONNECTION]).unwrap_or_default();
@@ -218,10 +220,7 @@ fn az(address: &BucketAddress, known: &Variables, retry: RetryConfig) -> Result<
         connection.split(';').find_map(|part| part.split_once('=').filter(|(key, _)| *key == name).map(|found| found.1))
     };
     let settings = [
-        (
-            Key::AccountName,
-            part("AccountName").or_else(|| set(known, &["AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ACCOUNT"])),
-        ),
+        (Key::AccountName, part("AccountName").or(account)),
         (
             Key::AccessKey,
             part("AccountKey").or_else(|| {
@@ -250,7 +249,9 @@ fn az(address: &BucketAddress, known: &Variables, retry: RetryConfig) -> Result<
             .to_owned());
     }
     let ways = [Key::AccessKey, Key::SasKey, Key::ClientSecret, Key::FederatedTokenFile, Key::SkipSignature];
-    if let Some(name) = foreign_endpoint.filter(|_| !ways.into_iter().any(has)) {
+    // With anything less the crate would ask the machine for its own keys.
+    let whole = [Key::AccessKey, Key::SasKey, Key::SkipSignature];
+    if let Some(name) = foreign_endpoint.filter(|_| !whole.into_iter().any(has)) {
         return Err(not_sent(name, "AZURE_STORAGE_KEY or AZURE_STORAGE_SAS_TOKEN"));
     }
     if !ways.into_iter().any(has) && !is_machine_of("Microsoft") {
@@ -403,11 +404,12 @@ mod tests {
         let empty = "AWS_ENDPOINT_URL=http://evil\nAWS_ACCESS_KEY_ID=\nAWS_SECRET_ACCESS_KEY=\n";
         let azurite = "AZURE_STORAGE_CONNECTION_STRING=AccountName=a;AccountKey=Yg==;BlobEndpoint=http://own";
         let not_own = Some("AZURE_STORAGE_ENDPOINT is set in");
-        let cases: [(&str, String, Pairs<'_>, Option<&str>); 18] = [
+        let cases: [(&str, String, Pairs<'_>, Option<&str>); 19] = [
             ("s3://data", empty.into(), &home, Some("AWS_ENDPOINT_URL is set in .env")),
             ("s3://data", format!("AWS_ROLE_ARN=arn:x\n{own}"), &[], None),
             ("az://box", "AZURE_STORAGE_ENDPOINT=http://evil\nAZURE_STORAGE_ACCOUNT=a".into(), &in_string, not_own),
             ("az://box", "AZURE_STORAGE_ENDPOINT=http://evil\nAZURE_SKIP_SIGNATURE=0".into(), &[], not_own),
+            ("az://box", "AZURE_STORAGE_ENDPOINT=http://evil\nAZURE_CLIENT_SECRET=x".into(), &[], not_own),
             ("az://box", azurite.into(), &[("AZURE_CLIENT_SECRET", "s3cret")], None),
             ("s3://data", "AWS_ENDPOINT_URL=http://evil".into(), &keys, Some("AWS_ENDPOINT_URL is set in .env")),
             ("s3://data", "AWS_ENDPOINT_URL_S3=http://evil".into(), &keys, Some("AWS_ENDPOINT_URL_S3 is set in .env")),
