@@ -278,8 +278,9 @@ fn not_utf8() {
         let answer = end(command);
         assert!(matches!(answer.code, Some(1..=3)), "{answer}");
     }
+    // It may be the cache of before.
     let place = folder.path().join(no_text);
-    std::fs::create_dir(&place).unwrap();
+    std::fs::create_dir_all(&place).unwrap();
     for command in ["check", "run", "plan"] {
         let mut command = folder.command(&[command, "../job.yaml"]);
         command.current_dir(&place).env("PWD", &place);
