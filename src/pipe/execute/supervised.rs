@@ -335,7 +335,7 @@ impl Follower<'_> {
         for (_, prefix) in CREDENTIALS.iter().filter(|(word, _)| text.contains(word)) {
             known.beginning_with(prefix).for_each(&mut add);
         }
-        // They are no more the user's there than they are here.
+        // The job must know too which of them the user has not set.
         let of_file = env.keys().filter(|name| known.is_from_file(name)).cloned().collect::<Vec<_>>().join(",");
         let mut add = |(name, value): (&str, &str)| drop(env.insert(name.to_owned(), value.to_owned()));
         add((variables::FROM_FILE_VARIABLE, &of_file));
